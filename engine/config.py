@@ -1,0 +1,71 @@
+"""Settings of one engine and the facts of one model. Frozen, built once, handed in by part. No torch."""
+
+from typing import Any, Literal
+
+import msgspec
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    theta: float = 10000.0
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a decoder of the Llama family."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    """Bias of q, k and v (Qwen2)."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k before RoPE (Qwen3)."""
+
+    @property
+    def group_size(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine process is started with (sent to it as JSON)."""
+
+    model_dir: str
+    """A prepared model (engine.prepared)."""
+    address: str = ""
+    """ZeroMQ endpoint the ROUTER binds; empty in process."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_model_len: int | None = None
+    """None: the model's own, lowered to what the pool holds."""
+    block_size: Literal[8, 16, 32, 64] = 16
+    num_blocks: int | None = None
+    """None: from the memory that is free."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    threads: int | None = None
+    enable_prefix_caching: bool = True
+    check_kv: bool = False
+    lease_s: float = 10.0
+
+    def replace(self, **changes: Any) -> "EngineConfig":
+        return msgspec.structs.replace(self, **changes)

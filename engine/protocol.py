@@ -1,0 +1,217 @@
+"""What gateway and engine say to each other: msgspec structs over ZeroMQ, DEALER to ROUTER.
+
+One message per engine step and gateway, not one per token and stream. The gateway sends `Hello` on each connection
+and gets `EngineReady`; it acknowledges each `StepOutputs`, which is the engine's credit to send further ones: without
+credit the engine merges outputs of one request, so that what waits for a slow gateway is bounded by its answers.
+While it has requests the gateway renews its lease; an engine whose gateway fell silent aborts its requests.
+"""
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+PROTOCOL_VERSION = 1
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Scope(NamedTuple):
+    """Who may share the KV of a stretch of tokens: a block belongs to the first scope whose end it does not pass.
+
+    `end_token` is exclusive; the last scope of a request ends at `END`.
+    """
+
+    end_token: int
+    key: bytes
+
+
+END = 2**62
+"""`end_token` of a scope that has no end."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Natural log-probabilities of one position, before penalties and temperature; `top` is sorted, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+# ---- gateway to engine
+
+
+class Hello(msgspec.Struct, tag="hello", array_like=True):
+    protocol_version: int = PROTOCOL_VERSION
+
+
+class AddRequest(msgspec.Struct, tag="add", array_like=True, kw_only=True):
+    """One generation. `n` choices are `n` requests with `choice` 0..n-1 over one prompt."""
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    scopes: list[Scope]
+    choice: int = 0
+    """Enters the noise; the prompt counts in the cache's counters for choice 0 only."""
+    tenant: str = ""
+    priority: int = 0
+    """Lower runs first (vLLM's sense), among requests of one tenant."""
+
+
+class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
+    """Unknown ids are no error: their last output may be on its way."""
+
+    request_ids: list[str]
+
+
+class Acknowledge(msgspec.Struct, tag="ack", array_like=True):
+    """All messages up to `step_id` have been taken; also renews the lease."""
+
+    step_id: int
+
+
+class Lease(msgspec.Struct, tag="lease", array_like=True):
+    """I am alive. Sent every `lease_s / 3` while the gateway has requests."""
+
+
+class StatsQuery(msgspec.Struct, tag="stats?", array_like=True):
+    query_id: int
+
+
+ToEngine = Hello | AddRequest | AbortRequests | Acknowledge | Lease | StatsQuery
+
+
+# ---- engine to gateway
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway must know of an engine to refuse what it could never serve."""
+
+    model_name: str
+    fingerprint: str
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    """Usable blocks, the null block not counted."""
+
+    @property
+    def max_tokens_in_pool(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+class EngineReady(msgspec.Struct, tag="ready", array_like=True):
+    protocol_version: int
+    epoch: str
+    """New with each life of the engine: another epoch means that all earlier requests are gone."""
+    info: EngineInfo
+
+
+class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
+    message: str
+    code: str
+    param: str | None = None
+
+
+class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults=True):
+    """What one step (or several merged ones) brought for one request."""
+
+    request_id: str
+    token_ids: list[int] = []
+    """New ids only. An end or stop id is the last of them."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id that ended it, with finish reason STOP."""
+    num_cached_tokens: int | None = None
+    """Set with the first output: prompt tokens taken from the prefix cache."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One entry for each of `token_ids`, if asked for."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """One entry for each prompt token (None for the first), with the first output, if asked for."""
+    error: ErrorInfo | None = None
+    """With finish reason ERROR."""
+
+    def merge(self, later: "RequestOutput") -> None:
+        """Takes in what came later for the same request; nothing is lost, in order."""
+        if later.request_id != self.request_id:
+            raise ValueError(f"cannot merge {later.request_id!r} into {self.request_id!r}")
+        if self.finish_reason is not None:
+            raise ValueError(f"{self.request_id!r} ended with {self.finish_reason!r}, got more")
+        self.token_ids = self.token_ids + later.token_ids
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        if later.prompt_logprobs is not None:
+            self.prompt_logprobs = later.prompt_logprobs
+        if later.num_cached_tokens is not None:
+            self.num_cached_tokens = later.num_cached_tokens
+        self.finish_reason, self.stop_token_id, self.error = later.finish_reason, later.stop_token_id, later.error
+
+
+class StepOutputs(msgspec.Struct, tag="step", array_like=True):
+    """All that a step brought for one gateway. `step_id` counts from 1 without gaps for each connection."""
+
+    step_id: int
+    outputs: list[RequestOutput]
+
+
+class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
+    """free + referenced = total; `free` includes cached blocks that nobody reads; the null block is not counted."""
+
+    total: int
+    free: int
+    cached: int
+    referenced: int
+    pinned: int
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    blocks: BlockStats
+    running: int
+    waiting: int
+    query_tokens: int
+    hit_tokens: int
+    """Each request's prompt counts once, at its first admission, and of n choices the first."""
+    prompt_tokens_computed: int
+    generation_tokens: int
+    preemptions: int
+    steps: int
+
+
+class StatsReply(msgspec.Struct, tag="stats", array_like=True):
+    query_id: int
+    stats: EngineStats
+
+
+class LastWords(msgspec.Struct, tag="dead", array_like=True):
+    """The engine ends because of this."""
+
+    reason: str
+
+
+FromEngine = EngineReady | StepOutputs | StatsReply | LastWords
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(FromEngine)
+
+
+def decode_to_engine(data: bytes) -> ToEngine:
+    """Raises msgspec.ValidationError or DecodeError on anything that is not a message to an engine."""
+    return _to_engine.decode(data)
+
+
+def decode_from_engine(data: bytes) -> FromEngine:
+    """Raises msgspec.ValidationError or DecodeError on anything that is not a message from an engine."""
+    return _from_engine.decode(data)
