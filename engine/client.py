@@ -1,0 +1,37 @@
+"""How a gateway talks to an engine. asyncio, no torch."""
+
+from typing import Protocol
+
+from engine.protocol import AddRequest, EngineInfo, EngineStats
+from engine.token_stream import TokenStream
+
+
+class EngineClient(Protocol):
+    """One engine, wherever it runs: in another process, in a thread, or scripted for a test."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises EngineDeadError while the engine is not ready."""
+        ...
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    async def wait_ready(self) -> None:
+        """Returns as soon as requests can be submitted; an engine may come back, so it waits as long as it takes."""
+        ...
+
+    def submit(self, request: AddRequest) -> TokenStream:
+        """The stream is registered before the request is sent. Raises EngineDeadError if the engine is not ready.
+
+        What the engine refuses comes through the stream: one output with finish reason ERROR.
+        """
+        ...
+
+    async def stats(self) -> EngineStats:
+        """Raises EngineDeadError if the engine is not ready or dies before it answers."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the connection; streams that still run fail with EngineDeadError."""
+        ...
