@@ -1,0 +1,175 @@
+"""Figures of a served model, taken from outside: throughput, latencies, cold and hot time to first token, start, idle.
+
+    python -m benchmarks.served W1 W4 cold-hot start idle --output benchmarks/results/NAME.json
+
+Starts `trunkline serve` on a free port with the state folder given (or one of its own), drives it with
+`benchmarks/load.py`, and prints one JSON document. Each workload is run once to warm up and then `--runs` times; the
+document holds every run and the medians. The workloads are named in docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LOAD = Path(__file__).with_name("load.py")
+SYSTEM_SEED = 7
+WORKLOADS = {
+    "W1": "--tenants 1 --system-tokens 1000 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
+    "W2": "--tenants 8 --system-tokens 500 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
+    "W3": "--tenants 1 --system-tokens 500 --concurrency 16 --requests 16 --turns 4 --max-tokens 48",
+    "W4": "--tenants 1 --system-tokens 1000 --concurrency 1 --requests 8 --max-tokens 128",
+    "W5": "--tenants 32 --system-tokens 500 --concurrency 16 --requests 32 --max-tokens 64 --ignore-eos",
+    "W6": "--tenants 1 --system-tokens 4000 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
+    "W7": "--tenants 1 --system-tokens 250 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
+}
+COLD_EVERY_RUN = {"W5"}
+"""Its prompts must be new in every run; elsewhere only the users' questions change."""
+MEDIANS = ("tok_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "latency_p50_ms", "peak_rss_mib")
+
+
+class Server:
+    """`trunkline serve` as a child, on a free port."""
+
+    def __init__(self, state_dir: Path, extra: list[str]) -> None:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port: int = s.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "app", "serve", "--port", str(self.port), "--state-dir", str(state_dir)]
+        started = time.monotonic()
+        self.process = subprocess.Popen([*command, *extra], stdout=sys.stderr)
+        while not self.is_ready():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server ended with {self.process.returncode} before it was ready")
+            time.sleep(0.02)
+        self.seconds_to_ready = time.monotonic() - started
+
+    def is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + "/ready", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    @property
+    def model(self) -> str:
+        with urllib.request.urlopen(self.url + "/v1/models", timeout=30) as answer:
+            names = [m["id"] for m in json.load(answer)["data"]]
+        return next(name for name in names if ":" not in name)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(30)
+
+
+@contextmanager
+def served(state_dir: Path, extra: list[str]) -> Any:
+    server = Server(state_dir, extra)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def load(server: Server, arguments: str, *, seed: int, user_seed: int) -> dict[str, Any]:
+    command = [sys.executable, str(LOAD), "--url", server.url, "--model", server.model, *arguments.split()]
+    command += ["--seed", str(seed), "--user-seed", str(user_seed), "--rss-pid", str(server.process.pid)]
+    result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return result
+
+
+def workload(server: Server, name: str, runs: int) -> dict[str, Any]:
+    fresh = int(time.time())
+    results = []
+    for run in range(runs + 1):
+        seed = fresh + run if name in COLD_EVERY_RUN else SYSTEM_SEED
+        results.append(load(server, WORKLOADS[name], seed=seed, user_seed=fresh + run))
+    timed = results[1:]
+    medians = {k: statistics.median(r[k] for r in timed) for k in MEDIANS if all(r.get(k) for r in timed)}
+    return {"arguments": WORKLOADS[name], "median": medians, "warm_up": results[0], "runs": timed}
+
+
+def cold_hot(server: Server, runs: int) -> dict[str, Any]:
+    """Time to first token of one request with a prompt never seen, then with its system prompt cached."""
+    arguments = "--tenants 1 --system-tokens 1000 --concurrency 1 --requests 1 --max-tokens 8"
+    cold, hot = [], []
+    for run in range(runs):
+        seed = int(time.time()) + 1000 * run
+        cold.append(load(server, arguments, seed=seed, user_seed=seed)["ttft_p50_ms"])
+        hot.append(load(server, arguments, seed=seed, user_seed=seed + 1)["ttft_p50_ms"])
+    return {
+        "cold_ttft_ms": statistics.median(cold),
+        "hot_ttft_ms": statistics.median(hot),
+        "hot_over_cold": round(statistics.median(h / c for h, c in zip(hot, cold, strict=True)), 3),
+        "runs": {"cold": cold, "hot": hot},
+    }
+
+
+def idle(server: Server, seconds: float) -> dict[str, Any]:
+    """CPU time of the whole process tree while nobody asks anything."""
+
+    def used() -> dict[int, tuple[str, float]]:
+        tree = [root, *root.children(recursive=True)]
+        return {p.pid: (" ".join(p.cmdline()[:4]), sum(p.cpu_times()[:2])) for p in tree}
+
+    root = psutil.Process(server.process.pid)
+    time.sleep(2)  # what the last request left behind
+    before, start = used(), time.monotonic()
+    time.sleep(seconds)
+    after, wall = used(), time.monotonic() - start
+    each = {name: round(100 * (t - before[pid][1]) / wall, 3) for pid, (name, t) in after.items() if pid in before}
+    return {"percent_of_a_core": round(sum(each.values()), 3), "processes": each, "seconds": round(wall, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", default=["W1", "W4", "cold-hot", "start", "idle"])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--idle-seconds", type=float, default=20)
+    parser.add_argument("--state-dir", type=Path, default=Path(".state"))
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--serve", default="", help="further options for `trunkline serve`, in one string")
+    args = parser.parse_args()
+    document: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "serve": args.serve,
+    }
+    with served(args.state_dir, args.serve.split()) as server:
+        for what in args.what:
+            if what in WORKLOADS:
+                document[what] = workload(server, what, args.runs)
+            elif what == "cold-hot":
+                document[what] = cold_hot(server, max(args.runs, 3))
+            elif what == "idle":
+                document[what] = idle(server, args.idle_seconds)
+            elif what != "start":
+                parser.error(f"unknown measurement {what!r}")
+    if "start" in args.what:
+        seconds = []
+        for _ in range(args.runs):
+            with served(args.state_dir, args.serve.split()) as server:
+                seconds.append(round(server.seconds_to_ready, 2))
+        document["start"] = {"seconds_to_ready": statistics.median(seconds), "runs": seconds}
+    text = json.dumps(document, indent=1)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
