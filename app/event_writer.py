@@ -1,0 +1,193 @@
+"""How events get into the log: at most one append is in flight, and it carries what all answers have brought.
+
+While an append is in flight, deltas of one answer merge into one; then they are numbered and go out together. So an
+idle system adds one round trip to the log and a loaded one adapts by itself; there is no timer. `Mailbox` is the same
+for an answer that is not stored: its single reader takes the place of the log.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from app.event_log import EventLog, Wake
+from app.events import TERMINAL, Event, LoggedEvent, number_and_encode, try_merge
+
+
+class EventSink(Protocol):
+    """Where a run puts its events. Never waits; what is pending is bounded by the answer's own text."""
+
+    def put(self, event: Event) -> None: ...
+
+
+class _Pending:
+    """Events of one answer that have no number yet."""
+
+    __slots__ = ("_events", "next_number")
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self.next_number = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, event: Event) -> None:
+        if not (self._events and try_merge(self._events[-1], event)):
+            self._events.append(event)
+
+    def take(self, limit: int | None = None) -> list[LoggedEvent]:
+        """Numbers them and forgets them."""
+        events = self._events[:limit]
+        del self._events[: len(events)]
+        logged = [number_and_encode(event, self.next_number + i) for i, event in enumerate(events)]
+        self.next_number += len(logged)
+        return logged
+
+
+class EventWriter:
+    """All stored answers of this gateway. The task that appends lives only while there is something to append."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._answers: dict[str, _Pending] = {}
+        self._dirty: dict[str, None] = {}
+        self._pump: asyncio.Task[None] | None = None
+
+    async def open(self, response_id: str) -> "LogSink":
+        await self._log.open(response_id)
+        self._answers[response_id] = _Pending()
+        return LogSink(self, response_id)
+
+    def put(self, response_id: str, event: Event) -> None:
+        """Raises what the last append raised, if it did."""
+        self._raise_failure()
+        self._answers[response_id].add(event)
+        self._dirty[response_id] = None
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._append_all(), name="event log writer")
+
+    async def flush(self) -> None:
+        """Returns when the log holds everything that had been put."""
+        if self._pump is not None:
+            await asyncio.shield(self._pump)
+
+    def forget(self, response_id: str) -> None:
+        """Gives up an answer whose log was dropped before its end."""
+        self._answers.pop(response_id, None)
+        self._dirty.pop(response_id, None)
+
+    async def _append_all(self) -> None:
+        while self._dirty:
+            ready = [response_id for response_id in self._dirty if response_id in self._answers]
+            self._dirty.clear()
+            batch = [(response_id, self._answers[response_id].take()) for response_id in ready]
+            for response_id, events in batch:
+                if events and events[-1].is_terminal:
+                    del self._answers[response_id]
+            await self._log.append(batch)
+        self._pump = None
+
+    def _raise_failure(self) -> None:
+        if self._pump is not None and self._pump.done():
+            self._pump.result()
+
+
+class LogSink:
+    """The sink of one stored answer."""
+
+    def __init__(self, writer: EventWriter, response_id: str) -> None:
+        self._writer = writer
+        self._response_id = response_id
+
+    def put(self, event: Event) -> None:
+        self._writer.put(self._response_id, event)
+
+
+class EventSource(Protocol):
+    """Where a reader takes its events from."""
+
+    async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        """Up to `limit` further events and whether the stream has ended with them. Does not wait.
+
+        Raises EventsNotHeld or CursorLost."""
+
+    def watch(self, wake: Wake) -> Callable[[], None]: ...
+
+
+class LogCursor:
+    """A reader of a stored answer: its place in the log is all it has."""
+
+    def __init__(self, log: EventLog, response_id: str, after: int) -> None:
+        self._log = log
+        self._response_id = response_id
+        self._after = after
+
+    async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        events, ended = await self._log.read(self._response_id, self._after, limit)
+        if events:
+            self._after = events[-1].number
+        return events, ended
+
+    def watch(self, wake: Wake) -> Callable[[], None]:
+        return self._log.watch(self._response_id, wake)
+
+
+class Mailbox:
+    """Sink and source of an answer that is not stored. It has one reader; while that is slow, deltas merge."""
+
+    def __init__(self) -> None:
+        self._pending = _Pending()
+        self._wake: Wake | None = None
+        self._ended = False
+
+    def put(self, event: Event) -> None:
+        if self._ended:
+            raise ValueError(f"the answer has ended, got {event!r}")
+        self._pending.add(event)
+        self._ended = isinstance(event, TERMINAL)
+        if self._wake is not None:
+            self._wake()
+
+    async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        events = self._pending.take(limit)
+        return events, self._ended and not self._pending
+
+    def watch(self, wake: Wake) -> Callable[[], None]:
+        if self._wake is not None:
+            raise ValueError("a mailbox has one reader, got a second one")
+        self._wake = wake
+
+        def stop() -> None:
+            self._wake = None
+
+        return stop
+
+
+class Waiter:
+    """Waits for a source: `with Waiter(source) as w: async for events in w` gives what there is, until the end."""
+
+    def __init__(self, source: EventSource, limit: int = 64) -> None:
+        self._source = source
+        self._limit = limit
+        self._news = asyncio.Event()
+        self._ended = False
+        self._stop = source.watch(self._news.set)
+
+    def __aiter__(self) -> "Waiter":
+        return self
+
+    async def __anext__(self) -> list[LoggedEvent]:
+        while not self._ended:
+            self._news.clear()
+            events, self._ended = await self._source.read(self._limit)
+            if events:
+                return events
+            if not self._ended:
+                await self._news.wait()
+        raise StopAsyncIteration
+
+    def __enter__(self) -> "Waiter":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
