@@ -1,0 +1,301 @@
+"""A conversation to the ids of a prompt, through the model's own Jinja template."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from engine.errors import ModelNotSupported, RequestError
+from engine.text.guarded_text import Guard
+from engine.text.tokenizer import Run, Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TRUNK_PROBES = ("a", "\n\n", "  ", "1")
+"""First texts of a user that merge in different ways with what a template writes before them."""
+_RESERVED_KWARGS = {
+    "messages",
+    "conversations",
+    "chat_template",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+    "bos_token",
+    "eos_token",
+}
+# what a sandboxed template may raise beside Jinja's own errors when it meets values that it does not expect
+_TEMPLATE_FAULTS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+
+
+class TemplateError(RequestError):
+    """The messages cannot be made into a prompt: one sentence for the client, a 400."""
+
+    def __init__(self, message: str, *, param: str | None = "messages") -> None:
+        super().__init__(message, code="invalid_messages", param=param)
+
+
+@dataclass(frozen=True)
+class Message:
+    role: str
+    content: str
+    """None counts as empty."""
+    token_ids: tuple[int, ...] | None = None
+    """Of an answer of this model: the ids it was made of, used in place of the content where the template lets them."""
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    token_ids: list[int]
+    template_changed: tuple[int, ...]
+    """Indices of messages whose kept ids could not be used; their text was."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A message as the template gets it: every string guarded."""
+
+    role: str
+    content: str
+    reasoning: str | None = None
+
+    def joined(self, other: "_Turn") -> "_Turn":
+        reasonings = [r for r in (self.reasoning, other.reasoning) if r is not None]
+        return _Turn(
+            other.role if other.role == "user" else self.role,
+            "\n\n".join(c for c in (self.content, other.content) if c),
+            "\n\n".join(reasonings) if reasonings else None,
+        )
+
+    def to_dict(self) -> dict[str, str]:
+        fields = {"role": self.role, "content": self.content}
+        return fields if self.reasoning is None else fields | {"reasoning_content": self.reasoning}
+
+
+@dataclass(frozen=True)
+class _AnswerOpening:
+    """What stands before an answer: as the generation prompt, and as the template writes it in a history."""
+
+    generated: str
+    remembered: str
+
+
+class ChatTemplate:
+    """Safe to share between threads. Control strings that users typed come out as plain text.
+
+    What a template refuses is tried again with system turns folded into user turns, then with neighbours of one role
+    merged, then both; then it is a TemplateError.
+    """
+
+    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+        """Raises ModelNotSupported if `source` is no Jinja template."""
+        self._source = source
+        self._tokenizer = tokenizer
+        self._tokens = {
+            name: tokenizer.token_text(token_id)
+            for name, token_id in (
+                ("bos_token", tokenizer.bos_token_id),
+                ("eos_token", next(iter(tokenizer.eos_token_ids), None)),
+            )
+            if token_id is not None
+        }
+        self._splits_reasoning = "</think>" in source
+        try:
+            self._render_text([_Turn("user", "a")], True, {})
+        except jinja2.TemplateSyntaxError as e:
+            raise ModelNotSupported(f"the chat template cannot be read: {e}") from None
+        except _TEMPLATE_FAULTS:
+            pass  # it may refuse this conversation and take others
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        known_runs: Mapping[str, Sequence[int]] | None = None,
+        **template_kwargs: Any,
+    ) -> RenderedPrompt:
+        """Raises TemplateError for what neither the template nor the policy for roles can take.
+
+        `known_runs`: from `head_runs`, so that the ids of an assistant's instructions are not made again.
+        """
+        self._check(messages, template_kwargs)
+        as_text: set[int] = set()
+        while True:
+            guard = Guard(self._tokenizer.control)
+            kwargs = guard.protect_all(template_kwargs)
+            turns = [self._turn(guard, i, m, as_text) for i, m in enumerate(messages)]
+            text = self._render_by_policy(guard, turns, add_generation_prompt, kwargs)
+            kept = {i for i, m in enumerate(messages) if m.token_ids is not None and i not in as_text}
+            found = guard.find_kept(text)
+            lost = {i for i in kept if found.count(i) != 1}
+            if not lost:
+                break
+            as_text |= lost
+        opening = self._find_opening(kwargs) if kept else None
+        pieces = self._pieces(guard, text, messages, opening)
+        token_ids = self._tokenizer.encode_runs(pieces, known_runs=known_runs)
+        if not token_ids:
+            raise TemplateError("the messages make an empty prompt")
+        return RenderedPrompt(token_ids, tuple(sorted(as_text)))
+
+    def trunk_ids(self, head: Sequence[Message], **template_kwargs: Any) -> list[int]:
+        """The ids that prompts which start with `head` and go on with a user's turn have in common.
+
+        Found with four probe texts; a prompt whose first user text merges in yet another way shares a little less.
+        """
+        prompts = [
+            self.render([*head, Message("user", probe)], add_generation_prompt=False, **template_kwargs).token_ids
+            for probe in TRUNK_PROBES
+        ]
+        common = 0
+        for column in zip(*prompts, strict=False):
+            if len(set(column)) > 1:
+                break
+            common += 1
+        return prompts[0][:common]
+
+    def head_runs(self, head: Sequence[Message], **template_kwargs: Any) -> dict[str, list[int]]:
+        """The runs of text that `head` gives to every prompt, with their ids: `known_runs` for `render`."""
+        runs: list[set[str]] = []
+        for probe in TRUNK_PROBES:
+            guard = Guard(self._tokenizer.control)
+            turns = [self._turn(guard, i, m, set()) for i, m in enumerate([*head, Message("user", probe)])]
+            text = self._render_by_policy(guard, turns, False, guard.protect_all(template_kwargs))
+            pieces = list(self._pieces(guard, text, head, None))
+            runs.append(
+                {
+                    piece
+                    for before, piece in itertools.pairwise(pieces)
+                    if isinstance(before, int) and isinstance(piece, str)
+                }
+            )
+        return {run: self._tokenizer.encode_after_control(run) for run in set.intersection(*runs)}
+
+    def _check(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> None:
+        if not messages:
+            raise TemplateError("messages must not be empty")
+        for i, message in enumerate(messages):
+            if message.role not in ROLES:
+                raise TemplateError(f"messages[{i}].role must be one of {', '.join(ROLES)}, got {message.role!r}")
+        for name in template_kwargs:
+            if name in _RESERVED_KWARGS or not name.isidentifier():
+                raise TemplateError(f"chat_template_kwargs must not set {name!r}", param="chat_template_kwargs")
+
+    def _turn(self, guard: Guard, index: int, message: Message, as_text: set[int]) -> _Turn:
+        role = "system" if message.role == "developer" else message.role
+        if message.token_ids is not None and index not in as_text:
+            return _Turn(role, guard.kept(index))
+        content = message.content or ""
+        if role == "assistant" and self._splits_reasoning and "</think>" in content:
+            # as these templates do it themselves, which they cannot once the marks are guarded
+            thoughts = content.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+            answer = content.split("</think>")[-1].lstrip("\n")
+            return _Turn(role, guard.protect(answer), guard.protect(thoughts))
+        return _Turn(role, guard.protect(content))
+
+    def _render_text(self, turns: Sequence[_Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
+        rendered, _ = render_jinja_template(
+            conversations=[[turn.to_dict() for turn in turns]],
+            chat_template=self._source,
+            add_generation_prompt=add_generation_prompt,
+            **self._tokens,
+            **kwargs,
+        )
+        text: str = rendered[0]
+        return text
+
+    def _render_by_policy(
+        self, guard: Guard, turns: Sequence[_Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> str:
+        """The first of: as given, folded, merged, folded and merged, that the template takes."""
+        refusal = ""
+        tried: list[Sequence[_Turn]] = []
+        for attempt in (turns, _folded(turns), _merged(turns), _merged(_folded(turns))):
+            if attempt in tried:
+                continue
+            tried.append(attempt)
+            try:
+                text = self._render_text(attempt, add_generation_prompt, kwargs)
+            except _TEMPLATE_FAULTS as e:
+                refusal = refusal or _sentence(guard.restore(str(e)))
+                continue
+            if all(turn.content.strip() in text for turn in attempt if turn.role == "system"):
+                return text
+            refusal = refusal or "it leaves out a system message"
+        raise TemplateError(f"the model's chat template refuses these messages: {refusal}")
+
+    def _find_opening(self, kwargs: Mapping[str, Any]) -> _AnswerOpening | None:
+        """None if both are the same, or the template does not let them be told."""
+        user, answer, next_user = _Turn("user", "\ue0a2"), _Turn("assistant", "\ue0a3"), _Turn("user", "\ue0a4")
+        try:
+            before = self._render_text([user], False, kwargs)
+            asked = self._render_text([user], True, kwargs)
+            answered = self._render_text([user, answer, next_user], False, kwargs)
+        except _TEMPLATE_FAULTS:
+            return None
+        if not (asked.startswith(before) and answered.startswith(before) and answered.count(answer.content) == 1):
+            return None
+        generated = asked[len(before) :]
+        remembered = answered[len(before) : answered.index(answer.content)]
+        return None if generated == remembered else _AnswerOpening(generated, remembered)
+
+    def _pieces(
+        self, guard: Guard, text: str, messages: Sequence[Message], opening: _AnswerOpening | None
+    ) -> Iterator[Run | int | tuple[int, ...]]:
+        parts = list(guard.split_kept(text))
+        for i, part in enumerate(parts):
+            if isinstance(part, int):
+                yield messages[part].token_ids or ()
+                continue
+            following = parts[i + 1] if i + 1 < len(parts) else None
+            if opening is not None and isinstance(following, int) and part.endswith(opening.remembered):
+                # the answer's ids are what followed the generation prompt: let them follow the same here
+                part = part.removesuffix(opening.remembered) + opening.generated
+            for piece in self._tokenizer.control.split(part):
+                yield guard.restore(piece) if isinstance(piece, str) else piece
+
+
+def _folded(turns: Sequence[_Turn]) -> list[_Turn]:
+    """Each system turn becomes the beginning of the user turn that follows, or a user turn if none does."""
+    folded: list[_Turn] = []
+    waiting: _Turn | None = None
+    for turn in turns:
+        if turn.role == "system":
+            waiting = turn if waiting is None else waiting.joined(turn)
+        elif turn.role == "user" and waiting is not None:
+            folded.append(waiting.joined(turn))
+            waiting = None
+        else:
+            folded.append(turn)
+    if waiting is not None:
+        folded.append(_Turn("user", waiting.content))
+    return folded
+
+
+def _merged(turns: Sequence[_Turn]) -> list[_Turn]:
+    """Neighbours of one role become one turn."""
+    merged: list[_Turn] = []
+    for turn in turns:
+        if merged and merged[-1].role == turn.role:
+            merged[-1] = merged[-1].joined(turn)
+        else:
+            merged.append(turn)
+    return merged
+
+
+def _sentence(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).strip()
+    return text[:200] or "no reason given"
