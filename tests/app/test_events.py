@@ -1,0 +1,114 @@
+import json
+
+import msgspec
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+from pydantic import TypeAdapter
+
+from app.events import (
+    Completed,
+    ContentPartAdded,
+    ContentPartDone,
+    Created,
+    Failed,
+    Incomplete,
+    IncompleteDetails,
+    InProgress,
+    InputText,
+    Item,
+    Logprob,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputText,
+    Prompt,
+    ResponseError,
+    ResponseObject,
+    TextDelta,
+    TextDone,
+    TopLogprob,
+    Usage,
+    number_and_encode,
+    to_json,
+    try_merge,
+    with_stream_id,
+)
+
+ANSWER = Item(id="msg_1", role="assistant", content=[OutputText(text="Hello")])
+LOGPROB = Logprob(token="H", logprob=-0.5, bytes=[72], top_logprobs=[TopLogprob(token="H", logprob=-0.5, bytes=[72])])
+
+
+def response(**changes):
+    return ResponseObject(**{"id": "resp_1", "created_at": 1, "status": "in_progress", "model": "m", **changes})
+
+
+EVENTS = [
+    Created(response=response()),
+    InProgress(response=response(prompt=Prompt(id="support"), metadata={"a": "b"}, instructions="Be brief.")),
+    OutputItemAdded(item=Item(id="msg_1", role="assistant", content=[], status="in_progress")),
+    ContentPartAdded(item_id="msg_1", part=OutputText(text="")),
+    TextDelta(item_id="msg_1", delta="Hello"),
+    TextDelta(item_id="msg_1", delta="H", logprobs=[LOGPROB]),
+    TextDone(item_id="msg_1", text="Hello"),
+    ContentPartDone(item_id="msg_1", part=OutputText(text="Hello", logprobs=[LOGPROB])),
+    OutputItemDone(item=ANSWER),
+    Completed(response=response(status="completed", output=[ANSWER], usage=Usage.of(20, 16, 3), completed_at=2)),
+    Incomplete(
+        response=response(status="incomplete", incomplete_details=IncompleteDetails(reason="max_output_tokens"))
+    ),
+    Incomplete(response=response(status="cancelled")),
+    Failed(response=response(status="failed", error=ResponseError(message="the engine died"))),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__struct_config__.tag)
+def test_each_event_passes_the_sdks_strict_models(event):
+    logged = number_and_encode(event.__class__(**{f: getattr(event, f) for f in event.__struct_fields__}), 7)
+    plain = TypeAdapter(ResponseStreamEvent).validate_json(logged.data)
+    assert plain.type == logged.type == event.__struct_config__.tag
+    assert plain.sequence_number == logged.number == 7
+    on_a_lane = TypeAdapter(ResponsesServerEvent).validate_json(with_stream_id(logged.data, 'lane "ä"'))
+    assert on_a_lane.stream_id == 'lane "ä"'
+
+
+def test_a_response_object_passes_the_sdks_model():
+    done = response(status="completed", output=[ANSWER], usage=Usage.of(20, 16, 3))
+    parsed = Response.model_validate_json(to_json(done))
+    assert parsed.output_text == "Hello"
+    assert parsed.usage.total_tokens == 23
+    assert parsed.usage.input_tokens_details.cached_tokens == 16
+
+
+def test_terminal_events_are_those_that_end_a_stream():
+    ends = [number_and_encode(type(e)(**{f: getattr(e, f) for f in e.__struct_fields__}), 0) for e in EVENTS]
+    assert {e.type for e in ends if e.is_terminal} == {"response.completed", "response.incomplete", "response.failed"}
+
+
+def test_an_event_is_numbered_once():
+    event = TextDelta(item_id="m", delta="x")
+    number_and_encode(event, 4)
+    with pytest.raises(ValueError, match="has number 4 already, got 5"):
+        number_and_encode(event, 5)
+
+
+def test_no_line_separator_is_written_raw_and_all_come_back():
+    text = "a\u2028b\u2029c\u0085d\x0be\x0cf\r\n\n\ndata: nope\U0001f600"
+    data = to_json({"text": text})
+    assert len(data.decode().splitlines()) == 1
+    assert json.loads(data)["text"] == text
+
+
+def test_only_deltas_of_one_part_that_have_no_number_merge():
+    first = TextDelta(item_id="m", delta="He", logprobs=[LOGPROB])
+    assert try_merge(first, TextDelta(item_id="m", delta="llo", logprobs=[LOGPROB]))
+    assert (first.delta, first.logprobs) == ("Hello", [LOGPROB, LOGPROB])
+    assert not try_merge(first, TextDelta(item_id="other", delta="x"))
+    assert not try_merge(first, TextDone(item_id="m", text="Hello"))
+    number_and_encode(first, 0)
+    assert not try_merge(first, TextDelta(item_id="m", delta="x"))
+
+
+def test_items_come_back_from_json():
+    item = Item(id="msg_2", role="user", content=[InputText(text="Say "), InputText(text="hello.")])
+    assert msgspec.json.decode(to_json(item), type=Item) == item
+    assert item.text == "Say hello."

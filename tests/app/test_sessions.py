@@ -1,0 +1,230 @@
+"""Conversations in a real server: what was acknowledged survives, and belongs to its tenant alone."""
+
+import asyncio
+import random
+
+import pytest
+
+from app.events import InputText, Item, OutputText, Prompt, ResponseError, ResponseObject, Usage
+from app.ids import new_response_id
+from app.response_node import HistoryMessage, ResponseNode
+from app.sessions import ORPHANED, Sessions, SessionsUnavailable
+from tests.app.session_store import connected, session_server
+
+
+@pytest.fixture
+async def server():
+    async with session_server() as server:
+        yield server
+
+
+@pytest.fixture
+async def sessions(server):
+    async with connected(server) as sessions:
+        yield sessions
+
+
+def item(role, text):
+    part = OutputText(text=text) if role == "assistant" else InputText(text=text)
+    return Item(id=f"msg_{text}", role=role, content=[part])
+
+
+def node(text="Hi", *, parent=None, tenant="a", status="in_progress", **fields):
+    response_id = parent.id.child() if parent else new_response_id()
+    response = ResponseObject(
+        id=str(response_id), created_at=1, status=status, model="m", metadata={"k": "x\u2028"}, prompt=Prompt(id="p")
+    )
+    ancestors = (*parent.ancestors, parent.id.node) if parent else ()
+    return ResponseNode(
+        id=response_id, tenant=tenant, ancestors=ancestors, input=(item("user", text),), response=response, **fields
+    )
+
+
+def answered(node, text="Hello", kept=(1, 2, 3), **changes):
+    import msgspec
+
+    response = msgspec.structs.replace(
+        node.response,
+        status=changes.pop("status", "completed"),
+        output=[item("assistant", text)],
+        usage=Usage.of(10, 5, 3),
+        completed_at=2,
+        **changes,
+    )
+    return node.ended(response, kept)
+
+
+async def test_a_node_comes_back_as_it_was_stored(sessions):
+    prefix = (HistoryMessage(role="assistant", content="before", token_ids=(7, 8)),)
+    created = node(prefix=prefix, stream_id="lane")
+    await sessions.create(created)
+    assert await sessions.find("a", created.id) == created
+    ended = answered(created, error=ResponseError(message="no"))
+    assert await sessions.finish(ended)
+    assert await sessions.find("a", created.id) == ended
+
+
+async def test_a_chain_is_read_with_its_kept_ids(sessions):
+    first = answered(node("one"), "eins", (1,))
+    second = answered(node("two", parent=first), "zwei", (2, 2))
+    third = node("three", parent=second)
+    for n in (first, second, third):
+        await sessions.create(n)
+    turns = await sessions.find_history(third)
+    assert [m for turn in turns for m in turn.messages] == [
+        HistoryMessage(role="user", content="one"),
+        HistoryMessage(role="assistant", content="eins", token_ids=(1,)),
+        HistoryMessage(role="user", content="two"),
+        HistoryMessage(role="assistant", content="zwei", token_ids=(2, 2)),
+    ]
+    assert await sessions.find_history(first) == []
+    assert [m.content for m in third.turn.messages] == ["three"]
+
+
+async def test_a_chain_with_a_deleted_link_is_no_chain(sessions):
+    first = answered(node("one"))
+    second = answered(node("two", parent=first))
+    third = answered(node("three", parent=second))
+    for n in (first, second, third):
+        await sessions.create(n)
+    assert await sessions.delete("a", second.id)
+    assert await sessions.find_history(third) is None
+    assert await sessions.find("a", third.id) is not None
+
+
+async def test_every_key_has_a_ttl_that_use_renews(server, sessions):
+    redis = sessions._redis
+    first = node("one")
+    second = node("two", parent=answered(first))
+    await sessions.create(first)
+    await sessions.create(second)
+    keys = sorted(await redis.keys("*"))
+    assert len(keys) == 4
+    assert {key.split(b"}")[0] for key in keys} == {b"{s:" + first.id.root.encode()}
+    assert all([0 < await redis.ttl(key) <= 30 * 24 * 3600 for key in keys])
+    node_keys = [key for key in keys if b":r:" in key]
+
+    async def age():
+        for key in node_keys:
+            await redis.expire(key, 1000)
+
+    await age()
+    await sessions.find_history(second)
+    await sessions.find("a", second.id)
+    assert all([await redis.ttl(key) > 1000 for key in node_keys])
+    await age()
+    await sessions.finish(answered(second))
+    assert await redis.ttl(f"{{s:{second.id.root}}}:r:{second.id}") > 1000
+
+
+async def test_the_end_gives_up_the_lease_and_a_deleted_node_stays_deleted(sessions):
+    n = node()
+    await sessions.create(n)
+    assert await sessions.delete("a", n.id)
+    assert not await sessions.finish(answered(n))
+    assert await sessions.find("a", n.id) is None
+    assert await sessions._redis.keys("*") == []
+
+
+async def test_b42_another_tenants_node_is_not_there(sessions):
+    """Neither read, nor deleted, nor ended, nor kept alive by others."""
+    mine = answered(node("My secret is 42."))
+    await sessions.create(mine)
+    key = f"{{s:{mine.id.root}}}:r:{mine.id}"
+    await sessions._redis.expire(key, 1000)
+    assert await sessions.find("b", mine.id) is None
+    assert not await sessions.delete("b", mine.id)
+    stolen = ResponseNode(id=mine.id, tenant="b", input=(), response=mine.response)
+    assert not await sessions.finish(stolen)
+    assert await sessions._redis.ttl(key) <= 1000
+    child = node("x", parent=mine, tenant="b")
+    assert await sessions.find_history(child) is None
+    assert await sessions.find("a", mine.id) == mine
+
+
+async def test_a_response_whose_gateway_has_gone_is_found_failed(server, sessions):
+    n = node()
+    await sessions.create(n)
+    assert (await sessions.find("a", n.id)).response.status == "in_progress"
+    await sessions._redis.delete(f"{{s:{n.id.root}}}:o:{n.id}")
+    found = await sessions.find("a", n.id)
+    assert found.response.status == "failed"
+    assert found.response.error == ORPHANED
+    # the owner is slow, not dead: its end counts
+    assert await sessions.finish(answered(n))
+    assert (await sessions.find("a", n.id)).response.status == "completed"
+
+
+async def test_leases_are_renewed(server):
+    async with connected(server, lease_ms=60_000) as sessions:
+        nodes = [node(), node()]
+        for n in nodes:
+            await sessions.create(n)
+        keys = [f"{{s:{n.id.root}}}:o:{n.id}" for n in nodes]
+        for key in keys:
+            await sessions._redis.pexpire(key, 1000)
+        await sessions.renew_leases([n.id for n in nodes])
+        assert all([await sessions._redis.pttl(key) > 1000 for key in keys])
+        assert await sessions._redis.get(keys[0]) == b"gateway-1"
+
+
+async def test_what_was_acknowledged_survives_kill_9(server):
+    """Every node whose `create` or `finish` returned is there after the server was killed and started again."""
+    async with connected(server) as sessions:
+        created = [node(str(i)) for i in range(20)]
+        await asyncio.gather(*(sessions.create(n) for n in created))
+        ended = [answered(n) for n in created[:10]]
+        await asyncio.gather(*(sessions.finish(n) for n in ended))
+        await server.kill()
+        await server.start()
+        assert [await sessions.find("a", n.id) for n in ended] == ended
+    async with connected(server, owner="gateway-2") as sessions:
+        found = [await sessions.find("a", n.id) for n in created[10:]]
+        assert [f.input for f in found] == [n.input for n in created[10:]]
+
+
+async def test_without_a_server_the_answer_is_unavailable_and_it_recovers(server):
+    async with connected(server) as sessions:
+        n = node()
+        await sessions.create(n)
+        await server.kill()
+        with pytest.raises(SessionsUnavailable, match="does not answer"):
+            await sessions.find("a", n.id)
+        await server.start()
+        assert (await sessions.find("a", n.id)).input == n.input
+
+
+async def test_b38_cancelled_readers_never_mix_up_replies(server):
+    """300 reads, most of them cancelled at a random moment: each later read still gets its own answer."""
+    rnd = random.Random(38)
+    async with connected(server, max_connections=3) as sessions:
+        nodes = [answered(node(f"text {i}", tenant=f"t{i % 3}"), f"answer {i}") for i in range(30)]
+        for n in nodes:
+            await sessions.create(n)
+
+        async def read(n):
+            found = await sessions.find(n.tenant, n.id)
+            assert found == n
+            assert await sessions.find_history(node("x", parent=n, tenant=n.tenant)) == [n.turn]
+
+        for _ in range(10):
+            readers = [asyncio.create_task(read(n)) for n in nodes]
+            for reader in rnd.sample(readers, 20):
+                for _ in range(rnd.randrange(4)):
+                    await asyncio.sleep(0)
+                reader.cancel()
+            results = await asyncio.gather(*readers, return_exceptions=True)
+            assert {type(r) for r in results} <= {type(None), asyncio.CancelledError}
+        await asyncio.gather(*(read(n) for n in nodes))
+
+
+async def test_closing_waits_for_commands_whose_callers_were_cancelled(server):
+    sessions = Sessions.connect(server.url, owner="gateway-1")
+    n = node()
+    creating = asyncio.create_task(sessions.create(n))
+    await asyncio.sleep(0)
+    creating.cancel()
+    await asyncio.gather(creating, return_exceptions=True)
+    await sessions.close()
+    async with connected(server) as again:
+        assert await again.find("a", n.id) is not None
