@@ -1,0 +1,159 @@
+"""The engine without processes and sockets: requests in, outputs out, one step at a time."""
+
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import Protocol
+
+from engine.block_hash import root_hash
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError, InvalidRequest, RequestError, RequestTooLarge
+from engine.kv_cache_manager import KVCacheManager
+from engine.protocol import END, AddRequest, EngineInfo, EngineStats, ErrorInfo, FinishReason, RequestOutput
+from engine.scheduled_batch import ScheduledBatch, StepResult
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.shadow_kv import ShadowKV
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Has the model and the KV tensors. `engine.model_runner.ModelRunner`, or something tiny in a test."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Copies blocks, computes the batch's new tokens, draws the next ones.
+
+        Raises EngineDeadError if no further step can work; any other exception fails this batch only.
+        """
+        ...
+
+
+class EngineCore:
+    """Synchronous, for one thread. `identity`: what KV depends on beside the model's fingerprint, for the hash root."""
+
+    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner, identity: Iterable[str] = ()) -> None:
+        self.info = info
+        self._runner = runner
+        root = root_hash(info.fingerprint, config.dtype, config.device, *identity)
+        kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching)
+        self.scheduler = Scheduler(
+            kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+        )
+        self._shadow = ShadowKV(info.num_blocks, info.block_size) if config.check_kv else None
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return len(self.scheduler) > 0
+
+    def add(self, request: AddRequest) -> RequestOutput | None:
+        """None: accepted. A request that is wrong or can never fit is refused at once, by its last output."""
+        try:
+            sequence = self._make_sequence(request)
+        except RequestError as error:
+            return RequestOutput(
+                request_id=request.request_id,
+                finish_reason=FinishReason.ERROR,
+                error=ErrorInfo(error.message, error.code, error.param),
+            )
+        self.scheduler.add(sequence)
+        return None
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends them without a further output. Unknown ids are no error: their last output may be on its way."""
+        for request_id in request_ids:
+            self.scheduler.abort(request_id)
+
+    def step(self) -> list[RequestOutput]:
+        """Schedule, execute, update. Outputs of the requests for which it brought something; [] without work."""
+        if not self.has_work:
+            return []
+        batch = self.scheduler.schedule()
+        if self._shadow is not None:
+            self._shadow.execute(batch)
+        try:
+            result = self._runner.execute(batch)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001 whatever it was, the requests of other steps can go on
+            return self.fail_batch(batch, error)
+        return self.scheduler.update(batch, result)
+
+    def fail_batch(self, batch: ScheduledBatch, error: Exception) -> list[RequestOutput]:
+        """Ends the batch's requests with an error; nothing that the step may have written becomes findable."""
+        log.error("a step of %d sequences failed", len(batch.sequences), exc_info=error)
+        if self._shadow is not None:
+            self._shadow.forget(batch)
+        return self.scheduler.fail(batch, ErrorInfo("the engine failed while it computed this request", "engine_error"))
+
+    def stats(self) -> EngineStats:
+        counters = self.scheduler.counters
+        return EngineStats(
+            blocks=self.scheduler.kv.stats(),
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting,
+            query_tokens=counters.query_tokens,
+            hit_tokens=counters.hit_tokens,
+            prompt_tokens_computed=counters.prompt_tokens_computed,
+            generation_tokens=counters.generation_tokens,
+            preemptions=counters.preemptions,
+            steps=counters.steps,
+        )
+
+    def check_integrity(self) -> None:
+        """For when a step is not under way, at the latest when idle. Raises AssertionError with data."""
+        self.scheduler.check_integrity()
+        stats = self.stats()
+        blocks = stats.blocks
+        assert blocks.free + blocks.referenced == blocks.total, blocks
+        if not self.has_work:
+            assert (stats.running, stats.waiting, blocks.referenced) == (0, 0, blocks.pinned), stats
+
+    def _make_sequence(self, request: AddRequest) -> Sequence:
+        """Raises RequestError for what should not have been sent and for what could never be served."""
+        info, params, prompt_ids = self.info, request.params, request.prompt_ids
+        if request.request_id in self.scheduler:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if not prompt_ids:
+            raise InvalidRequest("the prompt must have at least one token, got none", param="prompt")
+        lowest, highest = min(prompt_ids), max(prompt_ids)
+        if lowest < 0 or highest >= info.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidRequest(
+                f"the prompt must be made of token ids from 0 to {info.vocab_size - 1}, got {wrong}", param="prompt"
+            )
+        params.validate(info.vocab_size)
+        ends = [scope.end_token for scope in request.scopes]
+        if not ends or ends != sorted(ends) or ends[-1] != END:
+            raise InvalidRequest(f"scopes must ascend to one without an end, got ends {ends}", param="scopes")
+        self._num_arrivals += 1
+        return Sequence(
+            request_id=request.request_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            scopes=tuple(request.scopes),
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            max_output_tokens=self._find_max_output_tokens(len(prompt_ids), params.max_tokens),
+            choice=request.choice,
+            tenant=request.tenant,
+            priority=request.priority,
+            arrival=self._num_arrivals,
+        )
+
+    def _find_max_output_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """What context and pool leave for the output, so that a request which runs alone always ends."""
+        info = self.info
+        limit = min(info.max_model_len, info.max_tokens_in_pool)
+        if num_prompt_tokens >= limit:
+            wanted = "the rest" if max_tokens is None else str(max_tokens)
+            what = "this model's context" if limit == info.max_model_len else "the KV cache of this engine"
+            raise RequestTooLarge(
+                f"{what} holds {limit} tokens, of which one at least must be output; this request has "
+                f"{num_prompt_tokens} prompt tokens and asks for {wanted} output tokens: make the prompt shorter",
+                needed_tokens=num_prompt_tokens + 1,
+                limit_tokens=limit,
+                param="prompt",
+            )
+        rest = limit - num_prompt_tokens
+        return rest if max_tokens is None else min(max_tokens, rest)

@@ -1,0 +1,306 @@
+"""Decides what each step computes, and takes in what it brought. Never touches a tensor.
+
+There is no prefill phase and no decode phase: `num_computed_tokens` of each sequence chases its `num_tokens` under one
+token budget. Chunked prefill, prefix cache hits and resuming after a preemption need no case of their own.
+"""
+
+from dataclasses import dataclass
+
+from engine.followers import Followers
+from engine.forest import Forest
+from engine.kv_cache_manager import KVCacheManager
+from engine.protocol import ErrorInfo, FinishReason, RequestOutput
+from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, ScheduledSequence, StepResult
+from engine.sequence import Sequence, SequenceStatus
+from engine.waiting_queue import WaitingQueue
+
+MAX_BYPASSES = 32
+"""Requests admitted past one that waits for blocks; then all wait until enough are free for it."""
+MAX_MISFITS = 8
+"""Requests tried in one step that do not fit, before looking for smaller ones is given up."""
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """Of this engine's life."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    """Prompts counted once: at the first admission, of several choices the first."""
+    prompt_tokens_computed: int = 0
+    """Recomputed ones too."""
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+
+
+class Scheduler:
+    """Running sequences first, then waiting ones.
+
+    A sequence gets the blocks for all its tokens when it is admitted, and further ones one by one as it grows. When
+    none is free the newest is preempted: its blocks are freed and it computes again, later, what nobody kept.
+    """
+
+    def __init__(self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        if not 1 <= max_num_seqs <= max_num_batched_tokens:
+            raise ValueError(
+                "max_num_seqs must be from 1 to max_num_batched_tokens, so that each running sequence can have a token "
+                f"in each step; got {max_num_seqs} and {max_num_batched_tokens}"
+            )
+        self.kv = kv
+        self.counters = SchedulerCounters()
+        self.waiting = WaitingQueue()
+        self.followers = Followers()
+        self.running: list[Sequence] = []
+        self._sequences: dict[str, Sequence] = {}
+        self._forest = Forest(kv.block_size)
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.followers)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._sequences
+
+    def __len__(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.request_id not in self._sequences, f"{sequence.request_id!r} is known already"
+        self._sequences[sequence.request_id] = sequence
+        self.waiting.add(sequence)
+
+    def abort(self, request_id: str) -> None:
+        """At any moment, also between `schedule` and `update`. An unknown id is no error."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._finish(sequence, FinishReason.ABORT)
+
+    # ---- schedule
+
+    def schedule(self) -> ScheduledBatch:
+        """What the next step computes; empty only when there is nothing to do."""
+        decodes: list[Sequence] = []
+        extends: list[Sequence] = []
+        num_preemptions = self.counters.preemptions
+        for sequence in tuple(self.running):
+            num_tokens = len(sequence.token_ids)
+            if num_tokens > len(sequence.block_table) * self.kv.block_size and not self._grow(sequence):
+                continue
+            if num_tokens - sequence.num_computed_tokens == 1:
+                decodes.append(sequence)
+            else:
+                extends.append(sequence)
+        has_preempted = self.counters.preemptions != num_preemptions
+        if has_preempted:
+            decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
+            extends = [sequence for sequence in extends if sequence.status is SequenceStatus.RUNNING]
+        budget = self._max_num_batched_tokens - len(decodes)
+        chunks: list[ScheduledSequence] = []
+        for sequence in extends:
+            if budget == 0:
+                break
+            budget -= self._schedule_chunk(sequence, budget, chunks)
+        copies: list[BlockCopy] = []
+        # who was preempted has the first claim on what is free: nobody else may take it in the same step
+        if not has_preempted:
+            self._admit(budget, decodes, chunks, copies)
+        scheduled = [ScheduledSequence(sequence, 1, True) for sequence in decodes]
+        scheduled += chunks
+        assert scheduled or not self._sequences, f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
+        return ScheduledBatch(tuple(scheduled), len(decodes), tuple(copies), self._forest.update(decodes))
+
+    @staticmethod
+    def _schedule_chunk(sequence: Sequence, budget: int, chunks: list[ScheduledSequence]) -> int:
+        num_uncomputed = sequence.num_uncomputed_tokens
+        num_new = min(num_uncomputed, budget)
+        chunks.append(ScheduledSequence(sequence, num_new, num_new == num_uncomputed))
+        return num_new
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Gets a running sequence the block for its newest token; False if it was preempted itself."""
+        if sequence.status is not SequenceStatus.RUNNING:
+            return False  # preempted a moment ago, for one before it
+        while self.kv.try_allocate_slots(sequence, sequence.num_tokens) is None:
+            victim = self._find_victim()
+            assert len(self.running) > 1, f"{sequence.request_id!r} does not fit though it runs alone"
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _find_victim(self) -> Sequence:
+        """The newest request names the tenant; of that tenant's the least urgent goes, and of those the newest."""
+        newest = max(self.running, key=lambda sequence: sequence.arrival)
+        return max(
+            (sequence for sequence in self.running if sequence.tenant == newest.tenant),
+            key=lambda sequence: (sequence.priority, sequence.arrival),
+        )
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave_running(sequence)
+        sequence.status = SequenceStatus.WAITING
+        sequence.num_preemptions += 1
+        if sequence.num_output_tokens == 0:
+            sequence.prompt_logprobs.clear()
+        self.counters.preemptions += 1
+        self.waiting.add(sequence)
+
+    def _admit(
+        self, budget: int, decodes: list[Sequence], chunks: list[ScheduledSequence], copies: list[BlockCopy]
+    ) -> None:
+        """Waiting sequences in order, while there are budget, places and blocks.
+
+        One that shares a block with what a running sequence is computing waits for it and holds nobody up. One that
+        is too large for the free blocks is passed by smaller ones, but not for ever.
+        """
+        done: list[Sequence] = []  # no longer in the queue, which cannot change while it is walked
+        misfits: list[Sequence] = []
+        for sequence in self.waiting:
+            if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
+                break
+            if len(misfits) == MAX_MISFITS or (misfits and misfits[0].num_bypasses >= MAX_BYPASSES):
+                break
+            prefix = self.kv.find_longest_prefix(sequence)
+            missing = self.kv.shareable_hashes(sequence)[len(prefix.blocks) :]
+            block_hash = self.followers.find_block_to_wait_for(missing)
+            if block_hash is not None:
+                self.followers.park(sequence, block_hash)
+                done.append(sequence)
+                continue
+            if self.kv.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
+                misfits.append(sequence)
+                continue
+            copies += self.kv.ensure_writable(sequence)
+            if misfits:
+                misfits[0].num_bypasses += 1
+            self._start(sequence)
+            done.append(sequence)
+            if sequence.num_uncomputed_tokens == 1:
+                decodes.append(sequence)
+                budget -= 1
+            else:
+                budget -= self._schedule_chunk(sequence, budget, chunks)
+        for sequence in done:
+            self.waiting.remove(sequence)
+
+    def _start(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.RUNNING
+        self.running.append(sequence)
+        self.followers.claim(sequence, self.kv.unpublished_hashes(sequence))
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+            if sequence.choice == 0:
+                self.counters.query_tokens += sequence.num_prompt_tokens
+                self.counters.hit_tokens += sequence.num_cached_tokens
+
+    # ---- update
+
+    def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestOutput]:
+        """Takes in what the step computed: publishes blocks that are full now, appends tokens, ends sequences."""
+        num_samples = sum(scheduled.samples for scheduled in batch.sequences)
+        assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
+        self.kv.release_copies(batch.copies)
+        counters, block_size = self.counters, self.kv.block_size
+        counters.steps += 1
+        outputs: list[RequestOutput] = []
+        tokens = iter(result.tokens)
+        for sequence, num_new_tokens, samples in batch.sequences:
+            sampled = next(tokens) if samples else None
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # aborted while the step ran
+            num_computed = sequence.num_computed_tokens
+            if num_computed < sequence.num_prompt_tokens:
+                self._take_prompt_chunk(sequence, num_new_tokens, result)
+            num_computed += num_new_tokens
+            sequence.num_computed_tokens = num_computed
+            if num_computed // block_size > sequence.num_published_blocks:
+                self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+            if sampled is not None:
+                outputs.append(self._take_token(sequence, sampled))
+        counters.generation_tokens += len(outputs)
+        return outputs
+
+    def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
+        start = sequence.num_computed_tokens
+        end = min(start + num_new_tokens, sequence.num_prompt_tokens)
+        self.counters.prompt_tokens_computed += end - start
+        if sequence.params.prompt_logprobs is None or sequence.num_output_tokens > 0:
+            return
+        entries = result.prompt_logprobs.get(sequence.request_id, [])
+        expected = min(end, sequence.num_prompt_tokens - 1) - start
+        assert len(entries) == expected, (
+            f"{sequence.request_id!r}: got {len(entries)} prompt logprobs for tokens {start} to {end}, expected {expected}"
+        )
+        sequence.prompt_logprobs += entries
+
+    def _take_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
+        token_id = sampled.token_id
+        sequence.token_ids.append(token_id)
+        num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
+        output = RequestOutput(request_id=sequence.request_id, token_ids=[token_id])
+        if sampled.logprobs is not None:
+            output.logprobs = [sampled.logprobs]
+        if num_output_tokens == 1:
+            output.num_cached_tokens = sequence.num_cached_tokens
+            if sequence.params.prompt_logprobs is not None:
+                output.prompt_logprobs = [None, *sequence.prompt_logprobs]
+                sequence.prompt_logprobs = []
+        # the sampler masks what may not end the sequence yet; should it be drawn all the same, it ends nothing
+        if token_id in sequence.stop_ids and num_output_tokens > sequence.params.min_tokens:
+            output.finish_reason = FinishReason.STOP
+            output.stop_token_id = token_id
+            self._finish(sequence, FinishReason.STOP)
+        elif num_output_tokens >= sequence.max_output_tokens:
+            output.finish_reason = FinishReason.LENGTH
+            self._finish(sequence, FinishReason.LENGTH)
+        return output
+
+    def fail(self, batch: ScheduledBatch, error: ErrorInfo) -> list[RequestOutput]:
+        """The step failed: its sequences end with `error`, and nothing that it may have written is published."""
+        self.kv.release_copies(batch.copies)
+        outputs = []
+        for sequence, _, _ in batch.sequences:
+            if sequence.status is SequenceStatus.RUNNING:
+                self._finish(sequence, FinishReason.ERROR)
+                outputs.append(
+                    RequestOutput(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
+                )
+        return outputs
+
+    # ---- leaving
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.status is SequenceStatus.RUNNING:
+            self._leave_running(sequence)
+        elif sequence in self.followers:
+            self.followers.discard(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+        del self._sequences[sequence.request_id]
+
+    def _leave_running(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._wake(self.followers.give_up(sequence, sequence.block_hashes[sequence.num_published_blocks :]))
+        self.kv.free(sequence)
+
+    def _wake(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self.waiting.add(sequence)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError, with data, unless every sequence is in one place and every block accounted for."""
+        self.kv.check_integrity(self.running)
+        self.followers.check_integrity(self.running)
+        places = [*self.running, *self.waiting, *self.followers]
+        assert len(places) == len(set(places)) == len(self._sequences), [s.request_id for s in places]
+        assert set(places) == set(self._sequences.values()), (places, self._sequences)
+        for sequence in places:
+            is_running = sequence.status is SequenceStatus.RUNNING
+            assert is_running == (sequence in self.running), f"{sequence.request_id!r} is {sequence.status}"
+            assert is_running or not sequence.block_table, f"{sequence.request_id!r} waits with blocks"

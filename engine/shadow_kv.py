@@ -1,0 +1,94 @@
+"""What every slot of the KV tensors ought to hold (`--check-kv`): a digest instead of keys and values.
+
+A slot's digest stands for the scope of its block and all tokens up to it, which is what its keys and values depend on.
+It is written where the runner writes KV, copied where the runner copies, and compared for every slot that an attention
+is about to read. So a block that was found too early, given back twice, overwritten or shown to the wrong tenant is an
+error in the step that reads it, and not a strange answer some time later.
+"""
+
+from hashlib import blake2b
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.block_hash import scope_of_block
+from engine.scheduled_batch import ScheduledBatch, ScheduledSequence
+from engine.sequence import Sequence
+
+DIGEST_BYTES = 8
+UNKNOWN = 0
+"""Nothing was written, or nobody knows what."""
+
+Digests = npt.NDArray[np.uint64]
+
+
+class ShadowKV:
+    """Digests of `num_blocks` blocks (and the null block) of `block_size` slots."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._slots: Digests = np.full((num_blocks + 1, block_size), UNKNOWN, dtype=np.uint64)
+        self._expected: WeakKeyDictionary[Sequence, bytearray] = WeakKeyDictionary()
+        """For each sequence the digests of its tokens, as far as they have been needed."""
+
+    def execute(self, batch: ScheduledBatch) -> None:
+        """Does to the digests what the runner is about to do to KV: copies, writes, then the reads of attention.
+
+        Raises AssertionError, naming request, token, block and offset, at the first slot that holds something else.
+        """
+        for source, target in batch.copies:
+            self._slots[target] = self._slots[source]
+        for scheduled in batch.sequences:
+            self._write(scheduled)
+        for scheduled in batch.sequences:
+            self._compare(scheduled)
+
+    def forget(self, batch: ScheduledBatch) -> None:
+        """The step failed: what it wrote may be anything."""
+        for _, target in batch.copies:
+            self._slots[target] = UNKNOWN
+        for scheduled in batch.sequences:
+            blocks, offsets = self._new_slots(scheduled)
+            self._slots[blocks, offsets] = UNKNOWN
+
+    def _write(self, scheduled: ScheduledSequence) -> None:
+        sequence, num_new_tokens, _ = scheduled
+        start = sequence.num_computed_tokens
+        end = start + num_new_tokens
+        num_slots = len(sequence.block_table) * self._block_size
+        assert end <= num_slots, f"{sequence.request_id!r} writes token {end - 1}, its table has {num_slots} slots"
+        self._slots[self._new_slots(scheduled)] = self._digests(sequence, end)[start:end]
+
+    def _compare(self, scheduled: ScheduledSequence) -> None:
+        sequence, num_new_tokens, _ = scheduled
+        end = sequence.num_computed_tokens + num_new_tokens
+        table = np.asarray(sequence.block_table[: -(-end // self._block_size)], dtype=np.intp)
+        wrong = self._slots[table].reshape(-1)[:end] != self._digests(sequence, end)
+        if wrong.any():
+            token = int(wrong.argmax())
+            block_id, offset = int(table[token // self._block_size]), token % self._block_size
+            held = "nothing" if self._slots[block_id, offset] == UNKNOWN else "the KV of other tokens or another scope"
+            raise AssertionError(
+                f"{sequence.request_id!r} is about to read token {token} of {end} in block {block_id} at offset "
+                f"{offset}, which holds {held} (computed before this step: {sequence.num_computed_tokens}, "
+                f"from the prefix cache: {sequence.num_cached_tokens}, table: {sequence.block_table})"
+            )
+
+    def _new_slots(self, scheduled: ScheduledSequence) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Block ids and offsets of the tokens computed in this step, int `[num_new_tokens]` each."""
+        sequence, num_new_tokens, _ = scheduled
+        tokens = np.arange(sequence.num_computed_tokens, sequence.num_computed_tokens + num_new_tokens)
+        return np.asarray(sequence.block_table, dtype=np.intp)[tokens // self._block_size], tokens % self._block_size
+
+    def _digests(self, sequence: Sequence, num_tokens: int) -> Digests:
+        """Of the first `num_tokens` tokens, uint64 `[num_tokens]`; each is computed once, as tokens only append."""
+        known = self._expected.setdefault(sequence, bytearray())
+        scope, before = b"", bytes(known[-DIGEST_BYTES:])
+        for token in range(len(known) // DIGEST_BYTES, num_tokens):
+            if not scope or token % self._block_size == 0:
+                scope = scope_of_block(sequence.scopes, (token // self._block_size + 1) * self._block_size)
+            data = b"%d %d " % (sequence.token_ids[token], len(scope)) + scope + before
+            before = blake2b(data, digest_size=DIGEST_BYTES).digest()
+            known += before
+        return np.frombuffer(bytes(known), dtype=np.uint64)[:num_tokens]
