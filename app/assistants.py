@@ -1,0 +1,59 @@
+"""Assistants: named system prompts whose KV many chats share."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from app.config import AssistantConfig
+from app.scopes import Scopes
+from app.tenants import Tenant
+
+
+@dataclass(frozen=True)
+class Assistant:
+    id: str
+    instructions: str = field(repr=False)
+    tenant: str | None
+    """None: offered to every tenant."""
+    trunk_ids: tuple[int, ...] = field(repr=False)
+    """Longest common prefix of all prompts that start with these instructions."""
+    scope_key: bytes = field(repr=False)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.tenant is None
+
+    def is_visible_to(self, tenant: Tenant) -> bool:
+        return self.tenant is None or self.tenant == tenant.id
+
+
+class Assistants:
+    """All assistants of the configuration."""
+
+    def __init__(self, assistants: Iterable[Assistant] = ()) -> None:
+        self._assistants = tuple(assistants)
+
+    @classmethod
+    def build(
+        cls, configs: Iterable[AssistantConfig], trunk_ids: Callable[[str], Sequence[int]], scopes: Scopes
+    ) -> "Assistants":
+        """`trunk_ids(instructions)` gives the trunk of a system prompt. Its errors (TemplateError) pass through."""
+        return cls(
+            Assistant(
+                id=config.id,
+                instructions=config.instructions,
+                tenant=config.tenant,
+                trunk_ids=tuple(trunk_ids(config.instructions)),
+                scope_key=scopes.assistant_key(config.tenant, config.id, config.instructions),
+            )
+            for config in configs
+        )
+
+    def __iter__(self) -> Iterator[Assistant]:
+        return iter(self._assistants)
+
+    def find(self, tenant: Tenant, assistant_id: str) -> Assistant | None:
+        """None if there is none, or none that this tenant may see: nobody can tell the difference."""
+        return next((a for a in self._assistants if a.id == assistant_id and a.is_visible_to(tenant)), None)
+
+    def visible_to(self, tenant: Tenant) -> list[Assistant]:
+        return [a for a in self._assistants if a.is_visible_to(tenant)]

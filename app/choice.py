@@ -1,0 +1,98 @@
+"""One choice of an answer: ids in, text out."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from app.errors import from_error_info
+from engine.protocol import ErrorInfo, FinishReason, RequestOutput, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.token_stream import TokenStream
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What is new in one choice. `text` may be empty: a token can end in the middle of a character."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    """Ids that came with this delta, the end id included. Text may lag behind them."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of the tokens whose text is now complete, in order; None where they were not asked for."""
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: int | str | None = None
+    """The stop string or stop id that ended the choice; None for an end of turn."""
+
+
+@dataclass(eq=False)
+class Choice:
+    """The state of one choice. Ids in order; `logprobs` waits for the text of its tokens."""
+
+    index: int
+    stream: TokenStream
+    detokenizer: IncrementalDetokenizer
+    params: SamplingParams
+    token_ids: list[int] = field(default_factory=list)
+    """All output ids, the end id included."""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_logprobs_sent: int = 0
+    is_done: bool = False
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def take(self, output: RequestOutput) -> ChoiceDelta:
+        """The delta that `output` makes. Raises ApiError where the engine reports a failure."""
+        if output.error is not None or output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise from_error_info(output.error or ErrorInfo("The engine aborted the answer.", "aborted"))
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        ids = output.token_ids
+        text, num_taken = self._append(ids, output.stop_token_id)
+        finish_reason: Literal["stop", "length"] | None = None
+        stop_reason: int | str | None = None
+        if self.detokenizer.stop_string is not None:
+            ids = ids[:num_taken]  # what came after the stop string was never asked for
+            finish_reason, stop_reason = "stop", self.detokenizer.stop_string
+        elif output.finish_reason is not None:
+            text += self.detokenizer.finish()
+            finish_reason = "stop" if output.finish_reason is FinishReason.STOP else "length"
+            if output.stop_token_id not in self.params.eos_token_ids:
+                stop_reason = output.stop_token_id
+        self.token_ids += ids
+        if finish_reason is not None:
+            self.is_done = True
+            self.stream.close()
+        logprobs = self._settled_logprobs(output, num_taken)
+        return ChoiceDelta(self.index, text, ids, logprobs, finish_reason, stop_reason)
+
+    def _append(self, ids: list[int], stop_token_id: int | None) -> tuple[str, int]:
+        """The new text, and how many of `ids` it took: the count ends with the token that completed a stop string.
+
+        So it does not depend on how many tokens arrive together.
+        """
+        if not self.params.stop or len(ids) <= 1:
+            return self.detokenizer.append(ids, stop_token_id=stop_token_id), len(ids)
+        text = ""
+        for num_taken, token_id in enumerate(ids, 1):
+            text += self.detokenizer.append([token_id], stop_token_id=stop_token_id if num_taken == len(ids) else None)
+            if self.detokenizer.stop_string is not None:
+                return text, num_taken
+        return text, len(ids)
+
+    def _settled_logprobs(self, output: RequestOutput, num_taken: int) -> list[TokenLogprobs] | None:
+        """Entries of tokens whose text is wholly out by now; at the end all but that of the id that ended it."""
+        if self.params.logprobs is None:
+            return None
+        self.logprobs += (output.logprobs or [])[:num_taken]
+        until = self.detokenizer.num_settled_tokens
+        if self.is_done and self.detokenizer.stop_string is None:
+            until = len(self.logprobs)
+            if self.logprobs and output.stop_token_id is not None and not self._shows(output.stop_token_id):
+                until -= 1
+        entries = self.logprobs[self.num_logprobs_sent : until]
+        self.num_logprobs_sent += len(entries)
+        return entries
+
+    def _shows(self, stop_token_id: int) -> bool:
+        """Whether the id that ended the choice is part of its text."""
+        return self.params.include_stop_str_in_output and stop_token_id not in self.params.eos_token_ids

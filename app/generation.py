@@ -1,0 +1,232 @@
+"""One answer being generated: one or several choices, as text, until it ends or its reader leaves."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from app.choice import Choice, ChoiceDelta
+from app.errors import ApiError, BadRequest, EngineUnavailable, from_request_error
+from app.metrics import AnswerMeter, Metrics
+from app.prompts import BuiltPrompt
+from app.tenants import Tenant
+from engine.client import EngineClient
+from engine.errors import EngineDeadError, RequestError
+from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.tokenizer import Tokenizer
+
+PROMPT_SUFFIX_TOKENS = 8
+"""Enough to hold a character that is spread over single-byte tokens."""
+UNAVAILABLE = "The engine is not available at the moment; try again in a few seconds."
+
+
+__all__ = ["ChoiceDelta", "Generation"]
+
+
+class Generation:
+    """Runs `n` choices over each prompt and gives their text as it comes.
+
+    A context manager: entering submits the requests, leaving aborts what has not ended. Everything that can be
+    refused is refused by an ApiError before the first delta.
+
+    Choice indices are `prompt index * n + choice`.
+    """
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        prompt: BuiltPrompt | Sequence[BuiltPrompt],
+        params: SamplingParams,
+        tenant: Tenant,
+        *,
+        priority: int = 0,
+        request_id: str | None = None,
+        continues_text: bool = False,
+        metrics: Metrics | None = None,
+    ) -> None:
+        """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
+
+        Raises ApiError if the request could never be served, EngineUnavailable if the engine is not there.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._prompts = [prompt] if isinstance(prompt, BuiltPrompt) else list(prompt)
+        self._params = params
+        self._tenant = tenant
+        self._priority = priority
+        self._request_id = request_id or uuid.uuid4().hex
+        self._continues_text = continues_text
+        self._metrics = metrics
+        self._meter: AnswerMeter | None = None
+        self._choices: list[Choice] = []
+        self._waiting: dict[asyncio.Task[RequestOutput], Choice] = {}
+        self._leave = ExitStack()
+        self._num_cached: dict[int, int] = {}
+        try:
+            info = engine.info
+        except EngineDeadError:
+            raise EngineUnavailable(UNAVAILABLE) from None
+        for one in self._prompts:
+            self.check(info, one, params)
+
+    @staticmethod
+    def check(info: EngineInfo, prompt: BuiltPrompt, params: SamplingParams) -> None:
+        """Raises ApiError (400) for what this engine can never serve."""
+        try:
+            params.validate(info.vocab_size)
+        except RequestError as e:
+            raise from_request_error(e) from None
+        num_tokens = len(prompt.token_ids)
+        if num_tokens == 0:
+            raise BadRequest("The prompt is empty: there is nothing to continue.", param="prompt")
+        if num_tokens >= info.max_model_len:
+            raise _too_long(num_tokens, info.max_model_len, "The context length of this model is", params)
+        if num_tokens + 1 > info.max_tokens_in_pool:
+            raise _too_long(num_tokens, info.max_tokens_in_pool, "The KV cache of this server holds", params)
+        if not all(0 <= t < info.vocab_size for t in prompt.token_ids):
+            raise BadRequest(f"The prompt has token ids outside 0 to {info.vocab_size - 1}.", param="prompt")
+
+    # ---- numbers; final after the last delta
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._prompts) * self._params.n
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counts once, whatever n is."""
+        return sum(len(p.token_ids) for p in self._prompts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens taken from the prefix cache, of the first choice of each prompt."""
+        return sum(self._num_cached.values())
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(c.token_ids) for c in self._choices)
+
+    def text(self, index: int = 0) -> str:
+        """The text so far."""
+        return self._choices[index].detokenizer.text
+
+    def output_ids(self, index: int = 0) -> list[int]:
+        """All output ids so far, the end id included."""
+        return self._choices[index].token_ids
+
+    def kept_ids(self, index: int = 0) -> list[int]:
+        """Ids whose text is the text so far: output ids up to the last one whose text lies wholly in it, no end id.
+
+        Where a stop string cut a token, what is left of that token is encoded anew.
+        """
+        choice = self._choices[index]
+        kept = choice.token_ids[: choice.detokenizer.num_settled_tokens]
+        text = choice.detokenizer.text
+        head = self._tokenizer.decode(kept, skip_special_tokens=self._params.skip_special_tokens)
+        if len(head) < len(text) and text.startswith(head):
+            return self._tokenizer.encode_runs([kept, text[len(head) :]])
+        return kept
+
+    def prompt_logprobs(self, index: int = 0) -> list[TokenLogprobs | None] | None:
+        """One entry for each prompt token (None for the first), there with the first delta if asked for."""
+        return self._choices[index].prompt_logprobs
+
+    # ---- running
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for p, prompt in enumerate(self._prompts):
+                for choice in range(self._params.n):
+                    self._choices.append(self._submit(stack, p, prompt, choice))
+            self._leave = stack.pop_all()
+        if self._metrics is not None:
+            self._meter = AnswerMeter(self._metrics, self.num_choices, self.num_prompt_tokens)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for task in self._waiting:
+            task.cancel()
+            if task.done() and not task.cancelled():
+                task.exception()  # nobody will ask any more
+        self._waiting.clear()
+        self._leave.close()
+        if self._meter is not None:
+            self._meter.leave("error" if isinstance(error, ApiError) else "abort")
+
+    def _submit(self, stack: ExitStack, prompt_index: int, prompt: BuiltPrompt, choice: int) -> Choice:
+        index = prompt_index * self._params.n + choice
+        request = AddRequest(
+            request_id=f"{self._request_id}-{index}",
+            prompt_ids=prompt.token_ids,
+            params=self._params,
+            scopes=prompt.scopes,
+            choice=choice,
+            tenant=self._tenant.id,
+            priority=self._priority,
+        )
+        try:
+            stream = stack.enter_context(self._engine.submit(request))
+        except EngineDeadError:
+            raise EngineUnavailable(UNAVAILABLE) from None
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            stop=self._params.stop,
+            include_stop_str_in_output=self._params.include_stop_str_in_output,
+            skip_special_tokens=self._params.skip_special_tokens,
+            prompt_suffix_ids=prompt.token_ids[-PROMPT_SUFFIX_TOKENS:] if self._continues_text else (),
+        )
+        return Choice(index, stream, detokenizer, self._params)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[ChoiceDelta]:
+        """What came since the last call, one delta for each choice that has something new, by index.
+
+        Raises ApiError if the engine fails one of the choices or dies.
+        """
+        try:
+            if len(self._choices) == 1:
+                choice = self._choices[0]
+                if choice.is_done:
+                    raise StopAsyncIteration
+                return [self._take(choice, await choice.stream.next())]
+            return await self._next_of_many()
+        except EngineDeadError:
+            raise EngineUnavailable("The engine died while it answered.", code="engine_died") from None
+
+    async def _next_of_many(self) -> list[ChoiceDelta]:
+        expected = set(self._waiting.values())
+        for choice in self._choices:
+            if not choice.is_done and choice not in expected:
+                self._waiting[asyncio.ensure_future(choice.stream.next())] = choice
+        if not self._waiting:
+            raise StopAsyncIteration
+        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
+        arrived = sorted(((self._waiting.pop(task), task) for task in done), key=lambda pair: pair[0].index)
+        return [self._take(choice, task.result()) for choice, task in arrived]
+
+    def _take(self, choice: Choice, output: RequestOutput) -> ChoiceDelta:
+        if output.num_cached_tokens is not None and choice.index % self._params.n == 0:
+            self._num_cached[choice.index // self._params.n] = output.num_cached_tokens
+            if self._meter is not None:
+                self._meter.cached(output.num_cached_tokens)
+        delta = choice.take(output)
+        if self._meter is not None:
+            self._meter.tokens(choice.index, len(delta.token_ids))
+            if delta.finish_reason is not None:
+                self._meter.end(delta.finish_reason)
+        return delta
+
+
+def _too_long(num_tokens: int, limit: int, what: str, params: SamplingParams) -> ApiError:
+    wanted = f" and {params.max_tokens} more were asked for" if params.max_tokens is not None else ""
+    message = f"{what} {limit} tokens, but the prompt has {num_tokens} tokens{wanted}: shorten the prompt."
+    return BadRequest(message, code="context_length_exceeded", param="messages")

@@ -1,0 +1,129 @@
+"""What a Prometheus server reads. One registry for each app, names of our own; times are of one monotonic clock."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.protocol import EngineStats
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_ITL_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_ANSWER_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class Metrics:
+    """Counters and histograms of one gateway, and the engine's numbers as of the last look."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.registry = CollectorRegistry()
+        self.clock = clock
+        self._engine = _EngineCollector()
+        self.registry.register(self._engine)
+        self.http_requests = Counter(
+            "trunkline_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
+        )
+        self.answers = Counter(
+            "trunkline_answers", "Choices by how they ended", ["finish_reason"], registry=self.registry
+        )
+        self.prompt_tokens = Counter("trunkline_prompt_tokens", "Prompt tokens of all requests", registry=self.registry)
+        self.cached_prompt_tokens = Counter(
+            "trunkline_cached_prompt_tokens", "Prompt tokens taken from the prefix cache", registry=self.registry
+        )
+        self.generation_tokens = Counter("trunkline_generation_tokens", "Tokens generated", registry=self.registry)
+        self.answers_in_flight = Gauge("trunkline_answers_in_flight", "Generations now open", registry=self.registry)
+        self.ttft = Histogram("trunkline_time_to_first_token_seconds", "TTFT", buckets=_TTFT_S, registry=self.registry)
+        self.itl = Histogram(
+            "trunkline_inter_token_latency_seconds",
+            "ITL: from one delivery of tokens to the next of the same choice",
+            buckets=_ITL_S,
+            registry=self.registry,
+        )
+        self.answer_seconds = Histogram(
+            "trunkline_answer_seconds", "From submission to the last token", buckets=_ANSWER_S, registry=self.registry
+        )
+
+    def render(self, stats: EngineStats | None) -> bytes:
+        """The text exposition. `stats` None: no engine is there, and its numbers are left out."""
+        self._engine.stats = stats
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    def __init__(self) -> None:
+        self.stats: EngineStats | None = None
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self.stats
+        yield GaugeMetricFamily("trunkline_engine_up", "Whether an engine answers", value=float(stats is not None))
+        if stats is None:
+            return
+        gauges = {
+            "requests_running": ("Sequences that the engine computes", stats.running),
+            "requests_waiting": ("Sequences that wait for the engine", stats.waiting),
+            "kv_blocks": ("KV blocks", stats.blocks.total),
+            "kv_blocks_free": ("KV blocks that no sequence holds, cached ones included", stats.blocks.free),
+            "kv_blocks_cached": ("KV blocks found by hash", stats.blocks.cached),
+            "kv_blocks_pinned": ("KV blocks that assistants keep", stats.blocks.pinned),
+            "kv_cache_usage_ratio": ("Share of the KV blocks that are held", _ratio(stats)),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"trunkline_{name}", text, value=value)
+        counters = {
+            "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache", stats.query_tokens),
+            "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache", stats.hit_tokens),
+            "prefill_tokens": ("Prompt tokens computed", stats.prompt_tokens_computed),
+            "engine_generation_tokens": ("Tokens drawn", stats.generation_tokens),
+            "preemptions": ("Sequences set back to waiting", stats.preemptions),
+            "engine_steps": ("Steps", stats.steps),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(f"trunkline_{name}", text, value=value)
+
+
+def _ratio(stats: EngineStats) -> float:
+    return stats.blocks.referenced / stats.blocks.total if stats.blocks.total else 0.0
+
+
+class AnswerMeter:
+    """Measures one generation. `leave` may be called at any moment, more than once."""
+
+    def __init__(self, metrics: Metrics, num_choices: int, num_prompt_tokens: int) -> None:
+        self._metrics = metrics
+        self._start = metrics.clock()
+        self._last: list[float | None] = [None] * num_choices
+        self._num_running = num_choices
+        self._is_open = True
+        metrics.answers_in_flight.inc()
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+
+    def cached(self, num_tokens: int) -> None:
+        self._metrics.cached_prompt_tokens.inc(num_tokens)
+
+    def tokens(self, choice: int, num_tokens: int) -> None:
+        """So many tokens of a choice arrived."""
+        if num_tokens == 0:
+            return
+        now, last = self._metrics.clock(), self._last[choice]
+        if last is None:
+            self._metrics.ttft.observe(now - self._start)
+        else:
+            self._metrics.itl.observe(now - last)
+        self._last[choice] = now
+        self._metrics.generation_tokens.inc(num_tokens)
+
+    def end(self, finish_reason: str) -> None:
+        """A choice ended."""
+        self._num_running -= 1
+        self._metrics.answers.labels(finish_reason).inc()
+        self._metrics.answer_seconds.observe(self._metrics.clock() - self._start)
+
+    def leave(self, finish_reason: str = "abort") -> None:
+        """Nobody reads any more; choices that still run end with `finish_reason`."""
+        if self._is_open:
+            self._is_open = False
+            self._metrics.answers_in_flight.dec()
+            self._metrics.answers.labels(finish_reason).inc(self._num_running)

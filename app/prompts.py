@@ -1,0 +1,174 @@
+"""From messages to token ids and the scopes of their KV."""
+
+import asyncio
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from app.assistants import Assistant
+from app.errors import BadRequest
+from app.scopes import Scopes
+from app.tenants import Tenant
+from engine.errors import RequestError
+from engine.protocol import END, Scope
+from engine.text.chat_template import ChatTemplate, Message
+from engine.text.tokenizer import Tokenizer
+
+THREAD_FROM_CHARACTERS = 8192
+"""Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
+MAX_KEPT_TOKENS = 1 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BuiltPrompt:
+    """What the engine is asked to continue."""
+
+    token_ids: list[int]
+    scopes: list[Scope]
+    template_changed: tuple[int, ...] = ()
+    """Indices of the given messages whose kept ids could not be used."""
+    text: str | None = field(default=None, repr=False)
+    """Of a completion: the prompt as it was given, for `echo`."""
+
+    @property
+    def private_key(self) -> bytes:
+        """The scope of everything after the trunk."""
+        return self.scopes[-1].key
+
+
+class KeptAnswers:
+    """Ids of answers that were given, by scope and text: a history that comes back as text finds its own ids again.
+
+    Bounded: the answers that were used least recently go first.
+    """
+
+    def __init__(self, max_tokens: int = MAX_KEPT_TOKENS) -> None:
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def remember(self, scope_key: bytes, text: str, token_ids: Sequence[int]) -> None:
+        if not token_ids or len(token_ids) > self._max_tokens:
+            return
+        key = self._key(scope_key, text)
+        self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
+        self._ids[key] = array("I", token_ids)
+        while self._num_tokens > self._max_tokens:
+            self._num_tokens -= len(self._ids.popitem(last=False)[1])
+
+    def take(self, scope_key: bytes, text: str) -> tuple[int, ...] | None:
+        """The ids of this answer, which is now the one used last; None if they are not known (any more)."""
+        key = self._key(scope_key, text)
+        ids = self._ids.get(key)
+        if ids is None:
+            return None
+        self._ids.move_to_end(key)
+        return tuple(ids)
+
+    @staticmethod
+    def _key(scope_key: bytes, text: str) -> bytes:
+        return hashlib.sha256(len(scope_key).to_bytes(2, "little") + scope_key + text.encode()).digest()
+
+
+class PromptBuilder:
+    """Renders and encodes. Raises ApiError (400) for what the template refuses."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, scopes: Scopes) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._scopes = scopes
+        self._kept = KeptAnswers()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prompts")
+
+    async def build(
+        self,
+        tenant: Tenant,
+        messages: Sequence[Message],
+        *,
+        assistant: Assistant | None = None,
+        cache_salt: str | None = None,
+        prompt_cache_key: str | None = None,
+        add_generation_prompt: bool = True,
+    ) -> BuiltPrompt:
+        """The prompt of a chat. The assistant's instructions come first, as a system message of their own.
+
+        An answer without kept ids whose text this server gave in the same scope gets its ids back.
+        """
+        private = self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key)
+        given = [m.token_ids is not None for m in messages]
+        whole = [self._with_kept_ids(private, m) for m in messages]
+        num_head = 0
+        if assistant is not None:
+            whole.insert(0, Message("system", assistant.instructions))
+            num_head = 1
+
+        def render() -> tuple[list[int], tuple[int, ...]]:
+            rendered = self._template.render(whole, add_generation_prompt=add_generation_prompt)
+            return rendered.token_ids, rendered.template_changed
+
+        size = sum(len(m.content) for m in whole)
+        token_ids, changed = await self._run(render, size)
+        changed = tuple(i - num_head for i in changed if i >= num_head and given[i - num_head])
+        return BuiltPrompt(token_ids, self._scopes_of(token_ids, assistant, private), changed)
+
+    async def build_completion(
+        self,
+        tenant: Tenant,
+        prompt: str | list[int],
+        *,
+        cache_salt: str | None = None,
+        prompt_cache_key: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> BuiltPrompt:
+        """The prompt of a completion: text, encoded with BOS where the model wants one, or ids as they are."""
+        private = self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key)
+        if isinstance(prompt, str):
+            encode = self._tokenizer.encode_completion if add_special_tokens else self._tokenizer.encode
+            token_ids = await self._run(lambda: encode(prompt), len(prompt))
+            return BuiltPrompt(token_ids, [Scope(END, private)], text=prompt)
+        return BuiltPrompt(prompt, [Scope(END, private)])
+
+    def trunk_prompt(self, assistant: Assistant) -> BuiltPrompt:
+        """What is prefilled for an assistant: its trunk, all of it in the assistant's scope."""
+        return BuiltPrompt(list(assistant.trunk_ids), [Scope(END, assistant.scope_key)])
+
+    def remember(self, prompt: BuiltPrompt, text: str, token_ids: Sequence[int]) -> None:
+        """Keeps the ids of an answer, so that a history with its text renders to the same ids."""
+        self._kept.remember(prompt.private_key, text, token_ids)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _with_kept_ids(self, private: bytes, message: Message) -> Message:
+        if message.role != "assistant" or message.token_ids is not None:
+            return message
+        return replace(message, token_ids=self._kept.take(private, message.content))
+
+    def _scopes_of(self, token_ids: list[int], assistant: Assistant | None, private: bytes) -> list[Scope]:
+        if assistant is None:
+            return [Scope(END, private)]
+        shared = num_common(assistant.trunk_ids, token_ids)
+        return [Scope(shared, assistant.scope_key), Scope(END, private)] if shared else [Scope(END, private)]
+
+    async def _run(self, work: Callable[[], T], num_characters: int) -> T:
+        try:
+            if num_characters <= THREAD_FROM_CHARACTERS:
+                return work()
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except RequestError as e:
+            code = None if e.code == "invalid_request" else e.code
+            raise BadRequest(e.message, code=code, param=e.param) from None
+
+
+def num_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -1,0 +1,69 @@
+"""Who asks: bearer keys, kept as hashes only."""
+
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from app.config import FileConfig, hash_key
+from app.errors import ApiError, Forbidden, Unauthorized
+
+OPEN_TENANT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One customer of this server. Nothing of another tenant is ever visible to it."""
+
+    id: str
+
+
+class Tenants:
+    """The tenants of the configuration; without any, everybody is the tenant "default"."""
+
+    def __init__(self, file_config: FileConfig, *, is_loopback: bool = True) -> None:
+        """`is_loopback`: whether only this machine reaches the listener."""
+        self._keys = [(digest, Tenant(t.id)) for t in file_config.tenants for digest in t.key_hashes]
+        self._admin_hashes = file_config.admin_key_hashes
+        self._is_loopback = is_loopback
+        self.ids = frozenset(t.id for t in file_config.tenants) or frozenset({OPEN_TENANT})
+
+    @property
+    def is_open(self) -> bool:
+        return not self._keys
+
+    def authenticate(self, authorization: str | None) -> Tenant:
+        """The tenant whose key the Authorization header carries. Raises Unauthorized."""
+        if self.is_open:
+            return Tenant(OPEN_TENANT)
+        digest = hash_key(_bearer(authorization))
+        # Every hash is compared, each in constant time: how long it takes says nothing about the keys.
+        found = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
+        if not found:
+            raise Unauthorized("The API key is not known here.")
+        return found[0]
+
+    def authorize_admin(self, authorization: str | None) -> None:
+        """Raises Unauthorized or Forbidden unless the caller may read /metrics and /admin."""
+        if not self._admin_hashes:
+            if self.is_open and self._is_loopback:
+                return
+            raise Forbidden("No admin key is configured, so that this is closed: set `admin_key` in the configuration.")
+        digest = hash_key(_bearer(authorization))
+        if any([hmac.compare_digest(known, digest) for known in self._admin_hashes]):
+            return
+        raise _no_admin(digest, (known for known, _ in self._keys))
+
+
+def _no_admin(digest: bytes, tenant_hashes: Iterable[bytes]) -> ApiError:
+    if any([hmac.compare_digest(known, digest) for known in tenant_hashes]):
+        return Forbidden("This key is a tenant's, not the admin key.")
+    return Unauthorized("The admin key is wrong.")
+
+
+def _bearer(authorization: str | None) -> str:
+    if authorization is None:
+        raise Unauthorized("An API key is needed: send the header Authorization: Bearer <key>.")
+    scheme, _, key = authorization.strip().partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthorized("The Authorization header must be: Bearer <key>.")
+    return key.strip()
