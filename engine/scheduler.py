@@ -233,7 +233,7 @@ class Scheduler:
         entries = result.prompt_logprobs.get(sequence.request_id, [])
         expected = min(end, sequence.num_prompt_tokens - 1) - start
         assert len(entries) == expected, (
-            f"{sequence.request_id!r}: got {len(entries)} prompt logprobs for tokens {start} to {end}, expected {expected}"
+            f"{sequence.request_id!r}: {len(entries)} prompt logprobs for tokens {start} to {end}, expected {expected}"
         )
         sequence.prompt_logprobs += entries
 
