@@ -1,0 +1,31 @@
+"""The token state of one request."""
+
+from engine.sequence import SequenceStatus
+from tests.engine.sequences import make_sequence
+
+
+def test_a_new_sequence_waits_with_nothing_computed():
+    sequence = make_sequence("a", [5, 6, 7])
+    assert sequence.status is SequenceStatus.WAITING
+    assert (sequence.num_tokens, sequence.num_prompt_tokens, sequence.num_output_tokens) == (3, 3, 0)
+    assert (sequence.num_computed_tokens, sequence.num_uncomputed_tokens) == (0, 3)
+    assert (sequence.num_cached_tokens, sequence.block_table, sequence.is_finished) == (None, [], False)
+
+
+def test_output_follows_the_prompt_and_leaves_it_alone():
+    prompt_ids = [5, 6, 7]
+    sequence = make_sequence("a", prompt_ids)
+    sequence.num_computed_tokens = 3
+    sequence.token_ids.append(8)
+    assert (sequence.num_tokens, sequence.num_output_tokens, sequence.num_uncomputed_tokens) == (4, 1, 1)
+    assert (sequence.output_ids, sequence.last_token_id) == ([8], 8)
+    assert sequence.prompt_ids == prompt_ids == [5, 6, 7]
+
+
+def test_end_ids_end_it_unless_they_are_ignored():
+    assert make_sequence("a", [1], stop_token_ids=(3,), eos_token_ids=(1, 2)).stop_ids == {1, 2, 3}
+    assert make_sequence("a", [1], stop_token_ids=(3,), eos_token_ids=(1, 2), ignore_eos=True).stop_ids == {3}
+
+
+def test_two_sequences_with_equal_fields_are_two():
+    assert len({make_sequence("a", [1]), make_sequence("a", [1])}) == 2
