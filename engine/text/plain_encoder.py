@@ -20,7 +20,7 @@ class PlainEncoder:
 
     def __init__(self, tokenizer_json: dict[str, Any], added: list[AddedToken]) -> None:
         spec = {"normalizer": None, "pre_tokenizer": None, "added_tokens": [], **tokenizer_json}
-        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
+        spec["post_processor"] = spec["decoder"] = spec["truncation"] = spec["padding"] = None
         spec["model"] = _hide(spec["model"], {t.id for t in added if t.is_control})
         spec["model"], kept = _with_ids(spec["model"], [t for t in added if not t.is_control])
         kept_ids = {t.id for t in kept}
@@ -79,11 +79,9 @@ def _hide(model: dict[str, Any], ids: set[int]) -> dict[str, Any]:
     Names are changed, not removed: the position in a Unigram vocabulary is the id, and `unk` must exist.
     """
     secret = secrets.token_hex(16)
-    vocab = model.get("vocab")
+    vocab = model["vocab"]
     if isinstance(vocab, list):  # Unigram: [piece, score] by id
         return model | {"vocab": [[f"{secret}{i}", -1e9] if i in ids else entry for i, entry in enumerate(vocab)]}
-    if not isinstance(vocab, dict):
-        raise ModelNotSupported(f"tokenizer.json has a {model.get('type')!r} model without a vocabulary")
     hidden = {piece: f"{secret}{i}" for piece, i in vocab.items() if i in ids}
     changed = model | {"vocab": {hidden.get(piece, piece): i for piece, i in vocab.items()}}
     if "merges" in model and hidden:

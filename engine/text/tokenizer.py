@@ -30,6 +30,9 @@ class Tokenizer:
         add_bos: bool = False,
     ) -> None:
         """Raises ModelNotSupported, in one sentence, for a tokenizer that cannot be served."""
+        model = tokenizer_json.get("model") if isinstance(tokenizer_json, dict) else None
+        if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+            raise ModelNotSupported("tokenizer.json has no model with a vocabulary, so it is no tokenizer file")
         added = [AddedToken.from_json(entry) for entry in tokenizer_json.get("added_tokens") or []]
         self.control = ControlTokens(added)
         self.bos_token_id = bos_token_id
