@@ -74,7 +74,7 @@ class Scheduler:
         self.waiting.add(sequence)
 
     def abort(self, request_id: str) -> None:
-        """At any moment, also between `schedule` and `update`. An unknown id is no error."""
+        """Between steps, or between a step and its `update`. An unknown id is no error."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
@@ -162,7 +162,7 @@ class Scheduler:
         for sequence in self.waiting:
             if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
                 break
-            if len(misfits) == MAX_MISFITS or (misfits and misfits[0].num_bypasses >= MAX_BYPASSES):
+            if len(misfits) == MAX_MISFITS or any(misfit.num_bypasses >= MAX_BYPASSES for misfit in misfits):
                 break
             prefix = self.kv.find_longest_prefix(sequence)
             missing = self.kv.shareable_hashes(sequence)[len(prefix.blocks) :]
@@ -175,8 +175,8 @@ class Scheduler:
                 misfits.append(sequence)
                 continue
             copies += self.kv.ensure_writable(sequence)
-            if misfits:
-                misfits[0].num_bypasses += 1
+            for misfit in misfits:
+                misfit.num_bypasses += 1
             self._start(sequence)
             done.append(sequence)
             if sequence.num_uncomputed_tokens == 1:
