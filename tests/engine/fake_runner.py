@@ -45,12 +45,12 @@ class FakeRunner:
         for source, target in batch.copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for index, (sequence, num_new_tokens, _) in enumerate(batch.sequences):
-            if self.failure is not None and index * 2 >= len(batch.sequences):
-                failure, self.failure = self.failure, None
-                raise failure
             start = sequence.num_computed_tokens
             for token in range(start, start + num_new_tokens):
                 self.slots[self._slot(sequence.block_table, token)] = sequence.token_ids[token]
+            if self.failure is not None and (index + 1) * 2 >= len(batch.sequences):
+                failure, self.failure = self.failure, None
+                raise failure
         result = StepResult([])
         for sequence, num_new_tokens, samples in batch.sequences:
             end = sequence.num_computed_tokens + num_new_tokens
