@@ -173,9 +173,10 @@ def test_check_kv_finds_a_block_that_was_published_too_early(monkeypatch):
     scheduler = bench.core.scheduler
 
     def publish_at_once(batch: ScheduledBatch) -> StepResult:
-        [scheduled] = batch.sequences
-        scheduled.sequence.num_computed_tokens += scheduled.num_new_tokens
-        scheduler.kv.commit_full_blocks(scheduled.sequence)
+        [(sequence, num_new_tokens, _)] = batch.sequences
+        sequence.num_computed_tokens += num_new_tokens
+        scheduler.kv.commit_full_blocks(sequence)
+        sequence.num_computed_tokens -= num_new_tokens
         raise RuntimeError("the step fails after that")
 
     monkeypatch.setattr(bench.runner, "execute", publish_at_once)
