@@ -1,0 +1,139 @@
+"""The device side of the engine: weights, the KV cache, and one step of the model over a scheduled batch."""
+
+import mmap
+
+import torch
+
+from engine import logprobs
+from engine.batch_tensors import BatchTensors, PromptRows
+from engine.config import EngineConfig
+from engine.errors import ModelNotSupported
+from engine.machine import available_cpus, available_memory_bytes
+from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
+from engine.models.decoder import Decoder
+from engine.models.fingerprint import resolve_dtype
+from engine.models.weights import Weights
+from engine.prepared import PreparedModel
+from engine.protocol import EngineInfo, TokenLogprobs
+from engine.sampler import Sampler
+from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult
+from kernels.batch import KVShape
+from kernels.interface import select_kernels
+
+
+class ModelRunner:
+    """Loads a prepared model and computes steps.
+
+    Raises ModelNotSupported and NotEnoughMemory while loading; nothing of it depends on the scheduler.
+    """
+
+    def __init__(self, model: PreparedModel, config: EngineConfig) -> None:
+        self._device = resolve_device(config.device)
+        on_gpu = self._device.type == "cuda"
+        if not on_gpu:
+            torch.set_num_threads(config.threads or min(torch.get_num_threads(), available_cpus()))
+        dtype_name = resolve_dtype(config.dtype, self._device.type)
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        shape = model.manifest.config
+
+        weights = Weights(model.weights_path(dtype_name), shape)
+        # a tied head is packed in its own layout beside the embedding
+        head_bytes = shape.vocab_size * shape.hidden_size * dtype.itemsize if shape.tie_word_embeddings else 0
+        weights_bytes = weights.num_bytes + head_bytes
+        check_weights_fit(weights_bytes, _available_bytes(self._device))
+        num_positions = config.max_model_len or shape.max_position_embeddings
+        with torch.inference_mode():
+            self._decoder = Decoder(shape, weights, select_kernels(self._device, dtype), self._device, num_positions)
+        self.plan: MemoryPlan = plan_memory(
+            shape,
+            config,
+            dtype_bytes=dtype.itemsize,
+            weights_bytes=weights_bytes,
+            available_bytes=_available_bytes(self._device),
+            on_gpu=on_gpu,
+        )
+        self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
+        self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
+        self._sampler = Sampler()
+        self.info = EngineInfo(
+            model_name=model.manifest.name,
+            fingerprint=model.manifest.fingerprint,
+            vocab_size=shape.vocab_size,
+            max_model_len=self.plan.max_model_len,
+            block_size=config.block_size,
+            num_blocks=self.plan.num_blocks,
+        )
+
+    @torch.inference_mode()
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Copies blocks, computes the new tokens of every sequence and draws the next token where one is due."""
+        if batch.copies:
+            self._copy_blocks(batch.copies)
+        if not batch.sequences:
+            return StepResult([])
+        tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
+        hidden = self._forward(tensors)
+        tokens = []
+        if tensors.sampled:
+            logits = self._decoder.logits(hidden[tensors.sample_rows])
+            tokens = self._sampler.sample(logits, tensors.sampled)
+        prompt_logprobs = {
+            rows.sequence.request_id: self._prompt_logprobs(hidden, rows) for rows in tensors.prompt_rows
+        }
+        return StepResult(tokens, prompt_logprobs)
+
+    @torch.inference_mode()
+    def logits(self, batch: ScheduledBatch) -> torch.Tensor:
+        """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
+        tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
+        return self._decoder.logits(self._forward(tensors))
+
+    def _forward(self, tensors: BatchTensors) -> torch.Tensor:
+        plan = self._decoder.plan(tensors.attention, self._kv_shape)
+        return self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, tensors.num_decodes)
+
+    def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """All pairs and layers in one call; every source is read before a target is written."""
+        source = torch.tensor([copy.source for copy in copies], dtype=torch.int64, device=self._device)
+        target = torch.tensor([copy.target for copy in copies], dtype=torch.int64, device=self._device)
+        self._kv.index_copy_(2, target, self._kv.index_select(2, source))
+
+    def _prompt_logprobs(self, hidden: torch.Tensor, rows: PromptRows) -> list[TokenLogprobs]:
+        entries: list[TokenLogprobs] = []
+        num_top = rows.sequence.params.prompt_logprobs or 0
+        for start in range(0, len(rows.next_ids), logprobs.ROWS_AT_A_TIME):
+            next_ids = rows.next_ids[start : start + logprobs.ROWS_AT_A_TIME]
+            first = rows.first_row + start
+            logits = self._decoder.logits(hidden[first : first + len(next_ids)])
+            entries += logprobs.token_logprobs(logits, next_ids, [num_top] * len(next_ids))
+        return entries
+
+
+def resolve_device(device: str) -> torch.device:
+    """auto: cuda where there is one. Raises ModelNotSupported if cuda was asked for and is not there."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelNotSupported("device cuda was asked for, but torch finds no CUDA device")
+    return torch.device(device)
+
+
+def _available_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return available_memory_bytes()
+
+
+def _allocate_kv(num_layers: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros, [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]."""
+    sizes = (num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+    if device.type != "cpu":
+        return torch.zeros(sizes, dtype=dtype, device=device)
+    # pages of an anonymous map are zero and taken only when they are touched, so that a start does not write
+    # gigabytes; huge ones halve the cost of gathering blocks
+    count = torch.Size(sizes).numel()
+    memory = mmap.mmap(-1, count * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(sizes)

@@ -1,0 +1,138 @@
+"""The decoder of the Llama family: Llama, SmolLM2, Mistral, Qwen2 and Qwen3 are settings of it.
+
+Residual stream x [rows, hidden]; per layer x += attention(norm(x)), x += mlp(norm(x)). Rows of all sequences of a step
+lie one after the other; which tokens each may see is in the kernels' plan.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engine.models.rope import rope_table
+from engine.models.weights import Weights
+from kernels.batch import AttentionBatch, KVShape
+from kernels.interface import Kernels
+
+if TYPE_CHECKING:
+    # for the types alone: the models run where msgspec is not installed
+    from engine.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    input_norm: torch.Tensor
+    qkv: Any
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    o: Any
+    post_attention_norm: torch.Tensor
+    gate: Any
+    up: Any
+    down: Any
+
+
+class Decoder:
+    """Weights packed for one backend, and the forward pass over them."""
+
+    def __init__(
+        self, config: "ModelConfig", weights: Weights, kernels: Kernels, device: torch.device, num_positions: int
+    ) -> None:
+        self.config = config
+        self._kernels = kernels
+        self._device = device
+
+        def own(name: str) -> torch.Tensor:
+            return weights.tensor(name).to(device, copy=True)
+
+        self._embedding = own("model.embed_tokens.weight")
+        self._layers = [_layer(i, weights, kernels, own, config) for i in range(config.num_layers)]
+        self._norm = own("model.norm.weight")
+        head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+        self._head = kernels.pack_linear(weights.tensor(head))
+        cosines, sines = rope_table(config.rope, config.head_dim, num_positions)
+        self._cosines, self._sines = cosines.to(device), sines.to(device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    def plan(self, batch: AttentionBatch, shape: KVShape) -> Any:
+        """What `forward` takes as its plan; shape is that of one layer's cache."""
+        return self._kernels.plan(batch, shape, self.dtype)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, plan: Any, num_decodes: int
+    ) -> torch.Tensor:
+        """Writes K and V of the rows and returns the residual stream, [rows, hidden], before the last norm.
+
+        token_ids, positions: int64 [rows], the decode rows first. kv: [num_layers, 2, num_blocks, num_kv_heads,
+        block_size, head_dim].
+        """
+        cosines, sines = self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)
+        x = self._embedding[token_ids]
+        attended = x.new_empty(x.shape[0], self.config.num_heads, self.config.head_dim)
+        for layer, layer_kv in zip(self._layers, kv.unbind(0), strict=True):
+            x = self._layer_forward(layer, x, layer_kv, plan, num_decodes, cosines, sines, attended)
+        return x
+
+    def _layer_forward(
+        self,
+        layer: DecoderLayer,
+        x: torch.Tensor,
+        kv: torch.Tensor,
+        plan: Any,
+        num_decodes: int,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        attended: torch.Tensor,
+    ) -> torch.Tensor:
+        kernels, config = self._kernels, self.config
+        eps = config.rms_norm_eps
+        num_rows = x.shape[0]
+        qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, eps), layer.qkv)
+        heads = qkv.view(num_rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+        num_rotated = config.num_heads + config.num_kv_heads
+        if layer.q_norm is not None and layer.k_norm is not None:
+            heads[:, : config.num_heads] = kernels.rms_norm(heads[:, : config.num_heads], layer.q_norm, eps)
+            k = heads[:, config.num_heads : num_rotated]
+            k.copy_(kernels.rms_norm(k, layer.k_norm, eps))
+        heads[:, :num_rotated] = kernels.rope(heads[:, :num_rotated], cosines, sines)
+        kernels.write_kv(kv, heads[:, config.num_heads :], plan)
+        q = heads[:, : config.num_heads].contiguous()
+        if num_decodes:
+            kernels.decode_attention(q[:num_decodes], kv, plan, attended[:num_decodes])
+        if num_rows > num_decodes:
+            kernels.extend_attention(q[num_decodes:], kv, plan, attended[num_decodes:])
+        x = kernels.linear(attended.view(num_rows, -1), layer.o, residual=x)
+        activated = kernels.swiglu(kernels.rms_norm(x, layer.post_attention_norm, eps), layer.gate, layer.up)
+        return kernels.linear(activated, layer.down, residual=x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size]."""
+        normed = self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
+        return self._kernels.linear(normed, self._head).float()
+
+
+def _layer(i: int, weights: Weights, kernels: Kernels, own: Any, config: "ModelConfig") -> DecoderLayer:
+    prefix = f"model.layers.{i}."
+
+    def linear(*names: str) -> Any:
+        """Several projections of one input are one product, their rows one under the other."""
+        parts = [weights.tensor(f"{prefix}{name}.weight") for name in names]
+        biases = [b for name in names if (b := weights.find(f"{prefix}{name}.bias")) is not None]
+        weight = parts[0] if len(parts) == 1 else torch.cat(parts)
+        bias = None if not biases else biases[0] if len(biases) == 1 else torch.cat(biases)
+        return kernels.pack_linear(weight, bias)
+
+    return DecoderLayer(
+        input_norm=own(prefix + "input_layernorm.weight"),
+        qkv=linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        q_norm=own(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
+        k_norm=own(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+        o=linear("self_attn.o_proj"),
+        post_attention_norm=own(prefix + "post_attention_layernorm.weight"),
+        gate=linear("mlp.gate_proj"),
+        up=linear("mlp.up_proj"),
+        down=linear("mlp.down_proj"),
+    )

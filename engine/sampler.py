@@ -1,0 +1,162 @@
+"""Draws the next token of each row.
+
+One uniform number per row, Philox(seed, choice, position), is looked up in the cumulative distribution of what the
+filters leave: no random number per vocabulary entry, and a row's token depends on its own logits and parameters alone,
+never on its neighbours. Where filters cut, tokens are ranked by logit, equal ones by id, lowest first; the order of
+the filters is min_p, top_k, top_p.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine import logprobs, penalties, philox
+from engine.scheduled_batch import SampledToken
+from engine.sequence import Sequence
+
+CANDIDATES = (256, 4096)
+"""On a CPU the filters look at this many best tokens, more only if those do not settle it: sorting a whole
+vocabulary costs milliseconds a row."""
+
+
+class Sampler:
+    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        """logits: fp32 [len(sequences), vocab_size], changed in place. Raises FloatingPointError for a row that has no
+        finite largest value, naming its request."""
+        if not sequences:
+            return []
+        wanted = [row for row, s in enumerate(sequences) if s.params.logprobs is not None]
+        # penalties write into the logits, so what they must not change is copied first
+        raw = logits[wanted] if wanted else None
+        for row, sequence in enumerate(sequences):
+            if penalties.has_adjustment(sequence):
+                penalties.adjust(logits[row], sequence)
+        best, token_ids = logits.max(-1)
+        random = [row for row, s in enumerate(sequences) if not s.params.is_greedy]
+        if random:
+            everyone = len(random) == len(sequences)
+            rows = slice(None) if everyone else random
+            token_ids[rows] = _draw(logits[rows], best[rows], [sequences[row] for row in random])
+        is_finite, ids = torch.stack((best.isfinite().long(), token_ids)).tolist()
+        if not all(is_finite):
+            row = is_finite.index(0)
+            raise FloatingPointError(
+                f"the logits of request {sequences[row].request_id!r} at position {sequences[row].num_tokens} have "
+                f"the largest value {best[row].item()}, expected a finite one"
+            )
+        tokens = [SampledToken(token_id) for token_id in ids]
+        if raw is not None:
+            nums = [sequences[row].params.logprobs or 0 for row in wanted]
+            for row, entry in zip(wanted, logprobs.token_logprobs(raw, [ids[r] for r in wanted], nums), strict=True):
+                tokens[row] = SampledToken(ids[row], entry)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """Per row, on the device. 0 is off for top_k and min_p, 1 for top_p."""
+
+    top_k: torch.Tensor
+    """int64 [rows, 1]"""
+    top_p: torch.Tensor
+    """float64 [rows, 1]"""
+    min_p: torch.Tensor
+    """float64 [rows, 1]"""
+
+    def select(self, rows: torch.Tensor) -> "_Filters":
+        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def _draw(logits: torch.Tensor, best: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+    """int64 [rows]. best: the largest logit of each row."""
+    device = logits.device
+    vocab_size = logits.shape[1]
+    params = [s.params for s in sequences]
+    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+    # from the largest down, so that nothing overflows however low the temperature
+    scaled = (logits - best[:, None]).div_(temperatures[:, None])
+    noise = philox.uniforms(
+        [s.seed for s in sequences], [s.choice for s in sequences], [s.num_tokens for s in sequences]
+    )
+    # in (0, 1]: the first token whose cumulative sum reaches it has a share of its own
+    shares = torch.from_numpy(1.0 - noise).to(device)
+    top_k = [min(p.top_k, vocab_size) if p.top_k > 0 else 0 for p in params]
+    is_filtered = [bool(k or p.top_p < 1.0 or p.min_p > 0.0) for k, p in zip(top_k, params, strict=True)]
+    filtered, plain = np.flatnonzero(is_filtered), np.flatnonzero(np.logical_not(is_filtered))
+    drawn = torch.empty(len(sequences), dtype=torch.int64, device=device)
+    if plain.size:
+        rows = torch.from_numpy(plain).to(device)
+        cumulative = scaled[rows].exp_().cumsum(-1)
+        target = (shares[rows, None] * cumulative[:, -1:]).float()
+        drawn[rows] = torch.searchsorted(cumulative, target).squeeze(1).clamp_(max=vocab_size - 1)
+    if filtered.size:
+
+        def column(values: list[float] | list[int], dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)[:, None]
+
+        filters = _Filters(
+            column(top_k, torch.int64),
+            column([p.top_p for p in params], torch.float64),
+            column([p.min_p for p in params], torch.float64),
+        )
+        pending = torch.from_numpy(filtered).to(device)
+        levels = [n for n in CANDIDATES if n < vocab_size] if device.type == "cpu" else []
+        for num_candidates in (*levels, vocab_size):
+            ids, settled = _draw_among(scaled[pending], shares[pending], filters.select(pending), num_candidates)
+            if num_candidates == vocab_size:
+                drawn[pending] = ids
+                break
+            drawn[pending[settled]] = ids[settled]
+            pending = pending[~settled]
+            if not len(pending):
+                break
+    return drawn
+
+
+def _draw_among(
+    scaled: torch.Tensor, shares: torch.Tensor, filters: _Filters, num_candidates: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids drawn [rows], and whether the `num_candidates` best tokens were enough to tell [rows].
+
+    scaled: fp32 [rows, vocab_size], largest value 0. Every filter keeps a leading run of the ranking; what is kept is
+    the shortest of them.
+    """
+    num_rows, vocab_size = scaled.shape
+    is_whole = num_candidates == vocab_size
+    values, ids = scaled.topk(num_candidates, dim=-1)
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(1, by_value)
+
+    shares_of = values.double().exp_()
+    cumulative = shares_of.cumsum(-1)
+    unknown = torch.full((num_rows, 1), vocab_size + 1, dtype=torch.int64, device=scaled.device)
+    by_k = torch.where(filters.top_k > 0, filters.top_k, unknown)
+    num_likely = (shares_of >= filters.min_p).sum(-1, keepdim=True)
+    is_cut_off = (num_likely == num_candidates) & (not is_whole)
+    by_min_p = torch.where((filters.min_p > 0) & ~is_cut_off, num_likely, unknown)
+    kept = torch.minimum(by_k, by_min_p)
+    # a row whose min_p reaches past the candidates is not settled, unless top_k ends before
+    is_settled = (kept <= num_candidates) | ((filters.top_k == 0) & (filters.min_p == 0))
+
+    last = (kept.clamp(max=num_candidates) - 1).clamp_(min=0)
+    if is_whole:
+        mass = cumulative.gather(1, last)
+    else:
+        total = scaled.exp().sum(-1, keepdim=True, dtype=torch.float64)
+        mass = torch.where(kept <= num_candidates, cumulative.gather(1, last), total)
+    reached = cumulative >= filters.top_p * mass
+    by_p = torch.where(reached.any(-1, keepdim=True), reached.long().argmax(-1, keepdim=True) + 1, unknown)
+    kept = torch.where(filters.top_p < 1.0, torch.minimum(kept, by_p), kept)
+    if is_whole:
+        kept = kept.clamp(max=vocab_size)
+    is_settled &= kept <= num_candidates
+    kept = kept.clamp(max=num_candidates)
+    last = kept - 1
+    if not is_whole:
+        # equal logits behind the last candidate could rank before it
+        is_settled &= values.gather(1, last) > values[:, -1:]
+    target = shares[:, None] * cumulative.gather(1, last)
+    rank = torch.minimum(torch.searchsorted(cumulative, target), last)
+    return ids.gather(1, rank).squeeze(1), is_settled.squeeze(1)

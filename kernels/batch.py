@@ -1,0 +1,67 @@
+"""What attention has to read in one step, as plain numbers: the input that each backend plans its own indices from.
+
+The rows of a step are the decode rows first, one token each, then the extends, a run of rows each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Blocks that several decode rows share: all full, wholly before each row's last token."""
+
+    block_ids: Sequence[int]
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """One decode row's blocks after its node's (all its blocks if it has none); at least one token."""
+
+    block_ids: Sequence[int]
+    num_tokens: int
+    """Tokens in these blocks, the row's own included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """Several new tokens of one sequence: each sees the context and the new ones up to itself."""
+
+    num_rows: int
+    num_context_tokens: int
+    block_ids: Sequence[int]
+    """Of context and new tokens, from position 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_context_tokens + self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    slots: Sequence[int]
+    """For each row where its K and V go: block_id * block_size + offset."""
+    tails: Sequence[Tail] = ()
+    """One for each decode row."""
+    nodes: Sequence[Node] = ()
+    """A row is in at most one."""
+    extends: Sequence[Extend] = field(default=())
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.tails)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tails) + sum(extend.num_rows for extend in self.extends)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Of one layer's cache, [2, num_blocks, num_kv_heads, block_size, head_dim]; the null block is counted."""
+
+    num_blocks: int
+    num_kv_heads: int
+    block_size: int
+    head_dim: int

@@ -1,0 +1,130 @@
+"""The CPU backend: linears of oneDNN on weights packed once, with activation and residual in their epilogues, and
+torch's flash attention with the query heads of a group folded into its rows.
+
+A shared node is one dense pass for all its readers; tails of about the same length are gathered and run together; the
+two meet by their log-sum-exps.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.batch import AttentionBatch, KVShape
+from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, make_plan
+from kernels.reference import functions
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLinear:
+    weight: torch.Tensor
+    """In oneDNN's own layout if packed."""
+    bias: torch.Tensor | None
+    is_packed: bool
+
+
+class CpuKernels:
+    name = "cpu"
+
+    def __init__(self, *, packs_linears: bool) -> None:
+        self._packs_linears = packs_linears
+        self._pointwise = torch.ops.mkldnn._linear_pointwise
+        self._flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CpuLinear:
+        own_bias = None if bias is None else bias.clone()
+        if self._packs_linears:
+            return CpuLinear(torch.ops.mkldnn._reorder_linear_weight(weight), own_bias, True)
+        return CpuLinear(weight.clone(), own_bias, False)
+
+    def linear(self, x: torch.Tensor, packed: CpuLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor
+        if not packed.is_packed:
+            y = F.linear(x, packed.weight, packed.bias)
+            return y if residual is None else y.add_(residual)
+        if residual is None:
+            y = self._pointwise(x, packed.weight, packed.bias, "none", [], "")
+        else:
+            y = self._pointwise.binary(x, residual, packed.weight, packed.bias, "add")
+        return y
+
+    def swiglu(self, x: torch.Tensor, gate: CpuLinear, up: CpuLinear) -> torch.Tensor:
+        if not gate.is_packed:
+            return F.silu(self.linear(x, gate)).mul_(self.linear(x, up))
+        activated = self._pointwise(x, gate.weight, gate.bias, "swish", [], "")
+        y: torch.Tensor = self._pointwise.binary(x, activated, up.weight, up.bias, "mul")
+        return y
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return functions.rms_norm(x, weight, eps)
+
+    def rope(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        return functions.rope(x, cosines, sines)
+
+    def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
+        return make_plan(batch, shape, dtype)
+
+    def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: CpuPlan) -> None:
+        functions.write_kv(kv, key_value, plan.kv_rows)
+
+    def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: CpuPlan, out: torch.Tensor) -> None:
+        num, num_heads, head_dim = q.shape
+        num_kv_heads = kv.shape[2]
+        grouped = q.view(num, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        lse = q.new_empty(grouped.shape[:3], dtype=torch.float32) if plan.nodes else None
+        out_grouped = out.view(grouped.shape)
+        for tail in plan.tails:
+            keys, values = tail.gather.keys_and_values(kv)
+            part = grouped if tail.rows is None else grouped[tail.rows]
+            attended, part_lse = self._flash(part, keys, values, attn_mask=tail.mask)
+            if tail.rows is None:
+                out_grouped.copy_(attended)
+            else:
+                out_grouped.index_copy_(0, tail.rows, attended)
+            if lse is not None:
+                lse[slice(None) if tail.rows is None else tail.rows] = part_lse
+        if lse is not None:
+            for node in plan.nodes:
+                self._merge_node(grouped, kv, node, out_grouped, lse)
+
+    def _merge_node(
+        self, grouped: torch.Tensor, kv: torch.Tensor, node: NodePlan, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """Rows of `out` and `lse` hold the tails' results; the node's are merged into those of its readers."""
+        keys, values = node.gather.keys_and_values(kv)
+        part = grouped[node.rows]
+        num, num_kv_heads, group, head_dim = part.shape
+        folded = part.transpose(0, 1).reshape(1, num_kv_heads, num * group, head_dim)
+        attended, node_lse = self._flash(folded, keys, values)
+        attended = attended.reshape(num_kv_heads, num, group, head_dim).transpose(0, 1)
+        node_lse = node_lse.reshape(num_kv_heads, num, group).transpose(0, 1)
+        weight = torch.sigmoid(node_lse - lse[node.rows]).unsqueeze(-1)
+        merged = torch.lerp(out[node.rows].float(), attended.float(), weight)
+        out.index_copy_(0, node.rows, merged.to(out.dtype))
+
+    def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: CpuPlan, out: torch.Tensor) -> None:
+        for part in plan.extends:
+            rows = slice(part.first_row, part.first_row + part.extend.num_rows)
+            self._extend(q[rows], kv, part, out[rows])
+
+    def _extend(self, q: torch.Tensor, kv: torch.Tensor, part: ExtendPlan, out: torch.Tensor) -> None:
+        num_context, num_tokens = part.extend.num_context_tokens, part.extend.num_tokens
+        num, num_heads, head_dim = q.shape
+        num_kv_heads = kv.shape[2]
+        group = num_heads // num_kv_heads
+        keys, values = part.gather.keys_and_values(kv)
+        # KV heads as the batch, the heads of a group as its heads: K and V are shared by stride 0, not repeated
+        queries = q.view(num, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
+
+        def shared(x: torch.Tensor) -> torch.Tensor:
+            own = x[0, :, None, num_context:num_tokens]
+            return own.expand(num_kv_heads, group, num, head_dim)
+
+        attended, lse = self._flash(queries, shared(keys), shared(values), 0.0, True)
+        if num_context:
+            folded = queries.reshape(1, num_kv_heads, group * num, head_dim)
+            before, before_lse = self._flash(folded, keys[:, :, :num_context], values[:, :, :num_context])
+            before = before.reshape(num_kv_heads, group, num, head_dim)
+            weight = torch.sigmoid(before_lse.reshape(num_kv_heads, group, num) - lse).unsqueeze(-1)
+            attended = torch.lerp(attended.float(), before.float(), weight)
+        out.view(num, num_kv_heads, group, head_dim).copy_(attended.permute(2, 0, 1, 3))

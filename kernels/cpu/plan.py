@@ -1,0 +1,128 @@
+"""Index tensors of one step for the CPU backend, made once and used by every layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
+from kernels.reference import functions
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Copies blocks of a layer's cache into a buffer that all layers share."""
+
+    rows: torch.Tensor
+    """int64, see functions.block_rows."""
+    buffer: torch.Tensor
+    """[2, num, num_kv_heads, blocks * block_size, head_dim]"""
+    unused: torch.Tensor | None
+    """int64: rows of the buffer seen as [slots, head_dim] that no token has been written to."""
+
+    def keys_and_values(self, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[num, num_kv_heads, blocks * block_size, head_dim] each; unused slots are zero."""
+        block_size, head_dim = kv.shape[3:]
+        torch.index_select(
+            kv.view(-1, block_size * head_dim), 0, self.rows, out=self.buffer.view(-1, block_size * head_dim)
+        )
+        if self.unused is not None:
+            # the mask alone would not do: NaN times a weight of zero is NaN
+            self.buffer.view(-1, head_dim).index_fill_(0, self.unused, 0.0)
+        return self.buffer[0], self.buffer[1]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    rows: torch.Tensor
+    """int64 [readers], decode rows."""
+    gather: Gather
+
+
+@dataclass(frozen=True, slots=True)
+class TailPlan:
+    """Tails of about the same length, padded to the longest."""
+
+    rows: torch.Tensor | None
+    """int64, decode rows; None: all of them, in order."""
+    gather: Gather
+    mask: torch.Tensor | None
+    """[num, 1, 1, tokens], 0 or -inf, in the cache's dtype; None where nothing is unused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    extend: Extend
+    first_row: int
+    """Counted from the first extend's first row."""
+    gather: Gather
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    kv_rows: torch.Tensor
+    nodes: tuple[NodePlan, ...]
+    tails: tuple[TailPlan, ...]
+    extends: tuple[ExtendPlan, ...]
+
+
+def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
+    extends = []
+    first_row = 0
+    for extend in batch.extends:
+        table = list(extend.block_ids[: -(-extend.num_tokens // shape.block_size)])
+        extends.append(ExtendPlan(extend, first_row, _gather([table], shape, dtype)))
+        first_row += extend.num_rows
+    return CpuPlan(
+        functions.kv_rows(batch.slots, shape, _CPU),
+        tuple(_node_plan(node, shape, dtype) for node in batch.nodes),
+        tuple(_tail_plan(rows, batch.tails, shape, dtype) for rows in group_tails(batch.tails)),
+        tuple(extends),
+    )
+
+
+def group_tails(tails: Sequence[Tail]) -> list[list[int]]:
+    """Rows of about the same number of blocks, so that little is padded; a group costs a call, so a few are better."""
+    order = sorted(range(len(tails)), key=lambda row: -len(tails[row].block_ids))
+    groups: list[list[int]] = []
+    longest = 0
+    for row in order:
+        length = len(tails[row].block_ids)
+        if not groups or length * 2 + 8 < longest:
+            groups.append([])
+            longest = length
+        groups[-1].append(row)
+    return [sorted(group) for group in groups]
+
+
+def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype) -> NodePlan:
+    rows = torch.tensor(node.rows, dtype=torch.int64)
+    return NodePlan(rows, _gather([list(node.block_ids)], shape, dtype))
+
+
+def _tail_plan(rows: list[int], tails: Sequence[Tail], shape: KVShape, dtype: torch.dtype) -> TailPlan:
+    tables = [tails[row].block_ids for row in rows]
+    lengths = torch.tensor([tails[row].num_tokens for row in rows], dtype=torch.int64)
+    num_slots = max(len(table) for table in tables) * shape.block_size
+    unused = torch.arange(num_slots) >= lengths[:, None]
+    mask = None
+    unused_rows = None
+    if bool(unused.any()):
+        mask = torch.zeros(len(rows), 1, 1, num_slots, dtype=dtype)
+        mask.masked_fill_(unused[:, None, None, :], float("-inf"))
+        everywhere = unused[None, :, None, :].expand(2, -1, shape.num_kv_heads, -1)
+        unused_rows = everywhere.reshape(-1).nonzero().squeeze(1)
+    gather = _gather(tables, shape, dtype, unused_rows)
+    own_rows = None if len(rows) == len(tails) else torch.tensor(rows, dtype=torch.int64)
+    return TailPlan(own_rows, gather, mask)
+
+
+def _gather(
+    tables: Sequence[Sequence[int]], shape: KVShape, dtype: torch.dtype, unused: torch.Tensor | None = None
+) -> Gather:
+    table = functions.padded(tables, _CPU)
+    num_slots = table.shape[1] * shape.block_size
+    buffer = torch.empty(2, len(tables), shape.num_kv_heads, num_slots, shape.head_dim, dtype=dtype)
+    return Gather(functions.block_rows(table, shape), buffer, unused)

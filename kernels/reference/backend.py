@@ -1,0 +1,121 @@
+"""Plain torch on any device: the oracle of every test, and the backend where no faster one is.
+
+Attention is written down as its formula, in fp32, over each sequence's whole context; nodes are taken apart into their
+rows' own tables, so that a faster backend's grouping can be compared with it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kernels.batch import AttentionBatch, Extend, KVShape
+from kernels.reference import functions
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceLinear:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Extend:
+    extend: Extend
+    first_row: int
+    """Counted from the first extend's first row."""
+    gather: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlan:
+    kv_rows: torch.Tensor
+    decode_gather: torch.Tensor | None
+    unused: torch.Tensor | None
+    """bool [num_decodes, 1, 1, tokens]: slots behind each row's context."""
+    extends: tuple[_Extend, ...]
+
+
+class ReferenceKernels:
+    name = "reference"
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> ReferenceLinear:
+        # a copy: the prepared file's map should not stay open for it
+        own_bias = None if bias is None else bias.to(self._device, copy=True)
+        return ReferenceLinear(weight.to(self._device, copy=True), own_bias)
+
+    def linear(self, x: torch.Tensor, packed: ReferenceLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = F.linear(x, packed.weight, packed.bias)
+        return y if residual is None else y + residual
+
+    def swiglu(self, x: torch.Tensor, gate: ReferenceLinear, up: ReferenceLinear) -> torch.Tensor:
+        return F.silu(self.linear(x, gate)) * self.linear(x, up)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return functions.rms_norm(x, weight, eps)
+
+    def rope(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        return functions.rope(x, cosines, sines)
+
+    def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> ReferencePlan:
+        device = self._device
+        gather = unused = None
+        if batch.tails:
+            heads: dict[int, list[int]] = {row: list(node.block_ids) for node in batch.nodes for row in node.rows}
+            tables = [heads.get(row, []) + list(tail.block_ids) for row, tail in enumerate(batch.tails)]
+            lengths = [
+                len(heads.get(row, [])) * shape.block_size + tail.num_tokens for row, tail in enumerate(batch.tails)
+            ]
+            padded = functions.padded(tables, device)
+            gather = functions.block_rows(padded, shape)
+            positions = torch.arange(padded.shape[1] * shape.block_size, device=device)
+            unused = (positions >= torch.tensor(lengths, device=device)[:, None])[:, None, None, :]
+        extends = []
+        first_row = 0
+        for extend in batch.extends:
+            num_blocks = -(-extend.num_tokens // shape.block_size)
+            table = torch.tensor([list(extend.block_ids[:num_blocks])], dtype=torch.int64, device=device)
+            extends.append(_Extend(extend, first_row, functions.block_rows(table, shape)))
+            first_row += extend.num_rows
+        return ReferencePlan(functions.kv_rows(batch.slots, shape, device), gather, unused, tuple(extends))
+
+    def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: ReferencePlan) -> None:
+        functions.write_kv(kv, key_value, plan.kv_rows)
+
+    def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: ReferencePlan, out: torch.Tensor) -> None:
+        assert plan.decode_gather is not None
+        assert plan.unused is not None
+        num, num_heads, head_dim = q.shape
+        num_kv_heads = kv.shape[2]
+        keys, values = _gather(kv, plan.decode_gather, num)
+        grouped = q.view(num, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
+        scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
+        weights = scores.masked_fill(plan.unused, float("-inf")).softmax(-1)
+        # a weight of zero does not silence a NaN
+        values = values.masked_fill(plan.unused.transpose(-1, -2), 0.0)
+        out.copy_((weights @ values).view(num, num_heads, head_dim))
+
+    def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: ReferencePlan, out: torch.Tensor) -> None:
+        num_kv_heads, head_dim = kv.shape[2], q.shape[-1]
+        for part in plan.extends:
+            extend = part.extend
+            rows = slice(part.first_row, part.first_row + extend.num_rows)
+            keys, values = _gather(kv, part.gather, 1)
+            keys, values = keys[0, :, None, : extend.num_tokens], values[0, :, None, : extend.num_tokens]
+            grouped = q[rows].view(extend.num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).float()
+            scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
+            seen = torch.ones(extend.num_rows, extend.num_tokens, dtype=torch.bool, device=q.device)
+            seen = seen.tril(extend.num_context_tokens)
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            out[rows] = (weights @ values).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
+
+
+def _gather(kv: torch.Tensor, rows: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of `num` tables, fp32 [num, num_kv_heads, tokens, head_dim] each."""
+    num_kv_heads, block_size, head_dim = kv.shape[2:]
+    blocks = kv.view(-1, block_size * head_dim).index_select(0, rows)
+    keys, values = blocks.view(2, num, num_kv_heads, -1, head_dim).float().unbind(0)
+    return keys, values

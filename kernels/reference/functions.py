@@ -1,0 +1,54 @@
+"""Plain torch for what every backend may use: norm, rotation, index arithmetic of the cache."""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.batch import KVShape
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [..., features], weight [features]."""
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def rope(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """x [rows, heads, head_dim]; cosines, sines fp32 [rows, 1, head_dim], first half of the sines negated."""
+    wide = x.float()
+    swapped = torch.roll(wide, x.shape[-1] // 2, -1)
+    return torch.addcmul(wide * cosines, swapped, sines).to(x.dtype)
+
+
+def kv_rows(slots: Sequence[int], shape: KVShape, device: torch.device) -> torch.Tensor:
+    """Rows of the cache seen as [2 * num_blocks * num_kv_heads * block_size, head_dim] that the new K and V of each
+    slot go to: int64 [num_slots * 2 * num_kv_heads], in the order (slot, K or V, head)."""
+    slot = torch.tensor(slots, dtype=torch.int64, device=device)[:, None, None]
+    block, offset = slot // shape.block_size, slot % shape.block_size
+    kv = torch.arange(2, device=device)[None, :, None]
+    head = torch.arange(shape.num_kv_heads, device=device)[None, None, :]
+    row = ((kv * shape.num_blocks + block) * shape.num_kv_heads + head) * shape.block_size + offset
+    return row.reshape(-1)
+
+
+def write_kv(kv: torch.Tensor, key_value: torch.Tensor, rows: torch.Tensor) -> None:
+    """key_value [num_slots, 2 * num_kv_heads, head_dim] to `rows` of the layer's cache."""
+    head_dim = kv.shape[-1]
+    kv.view(-1, head_dim).index_copy_(0, rows, key_value.reshape(-1, head_dim))
+
+
+def block_rows(tables: torch.Tensor, shape: KVShape) -> torch.Tensor:
+    """Rows of the cache seen as [2 * num_blocks * num_kv_heads, block_size * head_dim] in the order of the result.
+
+    tables: int64 [num, blocks]. Gathering these rows gives [2, num, num_kv_heads, blocks * block_size, head_dim],
+    contiguous: one copy, no transpose. Returns int64 [2 * num * num_kv_heads * blocks].
+    """
+    kv = torch.arange(2, device=tables.device)[:, None, None, None]
+    head = torch.arange(shape.num_kv_heads, device=tables.device)[None, None, :, None]
+    return ((kv * shape.num_blocks + tables[None, :, None, :]) * shape.num_kv_heads + head).reshape(-1)
+
+
+def padded(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """int64 [num, longest]; the null block, 0, fills up."""
+    longest = max(len(table) for table in tables)
+    rows = [[*table, *([0] * (longest - len(table)))] for table in tables]
+    return torch.tensor(rows, dtype=torch.int64, device=device)
