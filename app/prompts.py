@@ -120,22 +120,28 @@ class PromptBuilder:
         changed = tuple(i - num_head for i in changed if i >= num_head and given[i - num_head])
         return BuiltPrompt(token_ids, self._scopes_of(token_ids, assistant, private), changed)
 
-    async def build_completion(
+    async def build_completions(
         self,
         tenant: Tenant,
-        prompt: str | list[int],
+        prompts: Sequence[str | list[int]],
         *,
         cache_salt: str | None = None,
         prompt_cache_key: str | None = None,
         add_special_tokens: bool = True,
-    ) -> BuiltPrompt:
-        """The prompt of a completion: text, encoded with BOS where the model wants one, or ids as they are."""
-        private = self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key)
-        if isinstance(prompt, str):
-            encode = self._tokenizer.encode_completion if add_special_tokens else self._tokenizer.encode
-            token_ids = await self._run(lambda: encode(prompt), len(prompt))
-            return BuiltPrompt(token_ids, [Scope(END, private)], text=prompt)
-        return BuiltPrompt(prompt, [Scope(END, private)])
+    ) -> list[BuiltPrompt]:
+        """Prompts of completions: text, encoded with BOS where the model wants one, or ids as they are."""
+        scopes = [Scope(END, self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key))]
+        encode = self._tokenizer.encode_completion if add_special_tokens else self._tokenizer.encode
+
+        def encode_all() -> list[BuiltPrompt]:
+            return [
+                BuiltPrompt(encode(prompt), scopes, text=prompt)
+                if isinstance(prompt, str)
+                else BuiltPrompt(prompt, scopes)
+                for prompt in prompts
+            ]
+
+        return await self._run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
 
     def trunk_prompt(self, assistant: Assistant) -> BuiltPrompt:
         """What is prefilled for an assistant: its trunk, all of it in the assistant's scope."""

@@ -1,6 +1,7 @@
 """Sampling fields that all generating routes share, and how a request body becomes a checked model."""
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
@@ -15,6 +16,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_INT64 = 2**63 - 1
 
+_SHORT = reprlib.Repr()
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -38,9 +40,7 @@ def _path(body: Any, loc: tuple[int | str, ...]) -> list[int | str]:
     path: list[int | str] = []
     here = body
     for i, step in enumerate(loc):
-        if (isinstance(here, dict) and step in here) or (
-            isinstance(here, list) and isinstance(step, int) and 0 <= step < len(here)
-        ):
+        if _has(here, step):
             here = here[step]
         elif not (isinstance(here, dict) and i == len(loc) - 1 and str(step).isidentifier()):
             continue  # a branch; a field that is missing is the last step
@@ -48,13 +48,17 @@ def _path(body: Any, loc: tuple[int | str, ...]) -> list[int | str]:
     return path
 
 
+def _has(here: Any, step: int | str) -> bool:
+    if isinstance(here, list):
+        return isinstance(step, int) and 0 <= step < len(here)
+    return isinstance(here, dict) and step in here
+
+
 def _message(param: str, error: Any) -> str:
     if error["type"] == "missing":
         return f"Missing required parameter: '{param}'."
     reason = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    got = repr(error["input"])
-    got = got if len(got) <= 80 else got[:77] + "..."
-    return f"Invalid value for '{param}': {reason}, got {got}."
+    return f"Invalid value for '{param}': {reason}, got {_SHORT.repr(error['input'])}."
 
 
 def _code(error: Any) -> str:

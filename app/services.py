@@ -1,14 +1,17 @@
 """What the routes of one gateway work with, built once and handed to each of them. Nothing here is global."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.assistants import Assistants
 from app.config import FileConfig, GatewayConfig
+from app.generation import Generation
 from app.metrics import Metrics
-from app.prompts import PromptBuilder
-from app.tenants import Tenants
+from app.prompts import BuiltPrompt, PromptBuilder
+from app.tenants import Tenant, Tenants
 from engine.client import EngineClient
 from engine.prepared import PreparedModel
+from engine.sampling_params import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 
@@ -29,3 +32,24 @@ class Services:
     @property
     def model_name(self) -> str:
         return self.model.manifest.name
+
+    def generation(
+        self,
+        prompt: BuiltPrompt | Sequence[BuiltPrompt],
+        params: SamplingParams,
+        tenant: Tenant,
+        *,
+        priority: int = 0,
+        continues_text: bool = False,
+    ) -> Generation:
+        """A measured generation on this gateway's engine. Raises ApiError, as `Generation` does."""
+        return Generation(
+            self.engine,
+            self.tokenizer,
+            prompt,
+            params,
+            tenant,
+            priority=priority,
+            continues_text=continues_text,
+            metrics=self.metrics,
+        )

@@ -1,0 +1,83 @@
+"""Routes of the operator: liveness, readiness, metrics, and the engine's counters."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from app.errors import EngineUnavailable
+from app.generation import UNAVAILABLE
+from app.metrics import CONTENT_TYPE
+from app.models import json_response
+from app.services import Services
+from engine.errors import EngineDeadError
+from engine.protocol import EngineStats
+
+
+class Admin:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/admin/stats", self.stats, methods=["GET"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """This process answers."""
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """A chat would be answered now."""
+        if not self._services.engine.is_ready:
+            raise EngineUnavailable(UNAVAILABLE)
+        return json_response({"status": "ready", "model": self._services.model_name})
+
+    async def metrics(self, request: Request) -> Response:
+        """Without an engine the gateway's own numbers are still there."""
+        self._authorize(request)
+        stats = await self._try_stats()
+        return Response(self._services.metrics.render(stats), headers={"Content-Type": CONTENT_TYPE})
+
+    async def stats(self, request: Request) -> Response:
+        self._authorize(request)
+        stats = await self._try_stats()
+        if stats is None:
+            raise EngineUnavailable(UNAVAILABLE)
+        return json_response(stats_object(stats))
+
+    def _authorize(self, request: Request) -> None:
+        self._services.tenants.authorize_admin(request.headers.get("authorization"))
+
+    async def _try_stats(self) -> EngineStats | None:
+        """None if no engine is there."""
+        try:
+            return await self._services.engine.stats()
+        except EngineDeadError:
+            return None
+
+
+def stats_object(stats: EngineStats) -> dict[str, Any]:
+    """free + referenced = total; idle means referenced = pinned."""
+    blocks = stats.blocks
+    return {
+        "blocks": {
+            "total": blocks.total,
+            "free": blocks.free,
+            "cached": blocks.cached,
+            "referenced": blocks.referenced,
+            "pinned": blocks.pinned,
+        },
+        "requests": {"running": stats.running, "waiting": stats.waiting},
+        "prefix_cache": {"query_tokens": stats.query_tokens, "hit_tokens": stats.hit_tokens},
+        "engine": {
+            "prefill_tokens": stats.prompt_tokens_computed,
+            "generation_tokens": stats.generation_tokens,
+            "preemptions": stats.preemptions,
+            "steps": stats.steps,
+        },
+    }
