@@ -218,22 +218,15 @@ class LoggedEvent:
     number: int
     type: str
     data: bytes
-    """One JSON object in UTF-8 with no raw line break of any kind in it."""
+    """One JSON object in UTF-8."""
     is_terminal: bool
 
 
 _encoder = msgspec.json.Encoder()
-_LINE_BREAKS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
-"""Bytes that JSON allows inside strings and nowhere else, and at which careless readers of SSE break lines."""
 
 
 def to_json(value: Any) -> bytes:
-    """JSON that no reader of lines can break in two."""
-    data = _encoder.encode(value)
-    for raw, escaped in _LINE_BREAKS:
-        if raw in data:
-            data = data.replace(raw, escaped)
-    return data
+    return _encoder.encode(value)
 
 
 def number_and_encode(event: Event, number: int) -> LoggedEvent:

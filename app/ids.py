@@ -42,8 +42,13 @@ def try_parse_response_id(text: str) -> ResponseId | None:
     return ResponseId(match[1], match[2]) if match else None
 
 
+def new_id(prefix: str) -> str:
+    """`prefix` and 22 random characters, such as `chatcmpl-...`."""
+    return prefix + _random_part()
+
+
 def new_message_id() -> str:
-    return f"msg_{_random_part()}"
+    return new_id("msg_")
 
 
 def _random_part() -> str:

@@ -1,5 +1,3 @@
-import json
-
 import msgspec
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -89,13 +87,6 @@ def test_an_event_is_numbered_once():
     number_and_encode(event, 4)
     with pytest.raises(ValueError, match="has number 4 already, got 5"):
         number_and_encode(event, 5)
-
-
-def test_no_line_separator_is_written_raw_and_all_come_back():
-    text = "a\u2028b\u2029c\u0085d\x0be\x0cf\r\n\n\ndata: nope\U0001f600"
-    data = to_json({"text": text})
-    assert len(data.decode().splitlines()) == 1
-    assert json.loads(data)["text"] == text
 
 
 def test_only_deltas_of_one_part_that_have_no_number_merge():

@@ -1,0 +1,179 @@
+"""From the body of a request to everything a response needs to start: its node, its prompt, its generation.
+
+All that can be refused is refused here, before anything is stored or computed.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from app.assistants import Assistant
+from app.errors import ApiError, BadRequest, Conflict, NotFound
+from app.events import Item, Prompt, ResponseObject
+from app.generation import Generation
+from app.ids import new_response_id, try_parse_response_id
+from app.models import find_assistant_of_model
+from app.response_input import parse_input
+from app.response_node import HistoryMessage, ResponseNode
+from app.response_schema import CreateResponse, parse_create
+from app.services import Services
+from app.sessions import Sessions, SessionsUnavailable
+from app.tenants import Tenant
+from engine.sampling_params import SamplingParams
+from engine.text.chat_template import Message
+
+T = TypeVar("T")
+
+
+class StoreUnavailable(ApiError):
+    """Redis does not answer: new state is refused, what runs goes on."""
+
+    status = 503
+    default_code = "session_store_unavailable"
+
+
+async def or_unavailable(command: Awaitable[T]) -> T:
+    """The result of a command to the session store. Raises StoreUnavailable."""
+    try:
+        return await command
+    except SessionsUnavailable:
+        raise StoreUnavailable("The session store does not answer; try again in a few seconds.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """What a new response hangs on: a node at its end, and everything said up to that end."""
+
+    node: ResponseNode
+    history: tuple[HistoryMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    node: ResponseNode
+    generation: Generation
+    """Not entered yet: nothing has been submitted."""
+    history: tuple[HistoryMessage, ...]
+    """Everything said before the node's own input."""
+
+
+class ResponsePlanner:
+    def __init__(self, services: Services, sessions: Sessions, now: Callable[[], float]) -> None:
+        self._services = services
+        self._sessions = sessions
+        self._now = now
+
+    async def plan(
+        self, tenant: Tenant, body: Mapping[str, Any], *, stream_id: str | None, unstored: Mapping[str, Parent]
+    ) -> Plan:
+        """`unstored` are parents that only this caller may hang children on. Raises ApiError."""
+        services = self._services
+        request = parse_create(body)
+        items = parse_input(request.input, services.file_config.limits.max_messages)
+        by_model = None if request.model is None else find_assistant_of_model(services, tenant, request.model)
+        parent = await self._find_parent(tenant, request.previous_response_id, unstored)
+        assistant = self._choose_assistant(tenant, request, by_model, parent)
+        history = parent.history if parent else ()
+        prompt = await services.prompts.build(
+            tenant,
+            _messages(request, history, items),
+            assistant=assistant,
+            cache_salt=request.cache_salt,
+            prompt_cache_key=request.prompt_cache_key,
+        )
+        params = request.to_params(
+            services.tokenizer,
+            services.model.manifest.sampling_defaults,
+            request.max_output_tokens,
+            logprobs=request.num_logprobs,
+        )
+        response_id = parent.node.id.child() if parent else new_response_id()
+        generation = services.generation(prompt, params, tenant, priority=request.priority or 0)
+        hangs_on_stored = parent is not None and parent.node.response.store
+        node = ResponseNode(
+            id=response_id,
+            tenant=tenant.id,
+            ancestors=(*parent.node.ancestors, parent.node.id.node) if parent and hangs_on_stored else (),
+            prefix=() if hangs_on_stored else history,
+            input=items,
+            stream_id=stream_id,
+            response=self._response(str(response_id), request, params, assistant),
+        )
+        return Plan(node, generation, history)
+
+    async def _find_parent(
+        self, tenant: Tenant, previous_id: str | None, unstored: Mapping[str, Parent]
+    ) -> Parent | None:
+        if previous_id is None:
+            return None
+        if previous_id in unstored:
+            return unstored[previous_id]
+        response_id = try_parse_response_id(previous_id)
+        node = await or_unavailable(self._sessions.find(tenant.id, response_id)) if response_id else None
+        if node is None:
+            raise _no_parent(previous_id)
+        if node.response.is_running:
+            raise Conflict(
+                f"The response {previous_id} is still running.",
+                code="response_in_progress",
+                param="previous_response_id",
+            )
+        turns = await or_unavailable(self._sessions.find_history(node))
+        if turns is None:
+            raise _no_parent(previous_id)
+        return Parent(node, tuple(message for turn in (*turns, node.turn) for message in turn.messages))
+
+    def _choose_assistant(
+        self, tenant: Tenant, request: CreateResponse, by_model: Assistant | None, parent: Parent | None
+    ) -> Assistant | None:
+        """The one asked for, else the parent's: an assistant is inherited, unlike instructions."""
+        if request.prompt is None and by_model is not None:
+            return by_model
+        inherited = parent.node.response.prompt if parent else None
+        chosen = request.prompt or inherited
+        if chosen is None:
+            return None
+        assistant = self._services.assistants.find(tenant, chosen.id)
+        if assistant is None:
+            raise NotFound(f"The prompt {chosen.id!r} does not exist.", code="prompt_not_found", param="prompt")
+        return assistant
+
+    def _response(
+        self, response_id: str, request: CreateResponse, params: SamplingParams, assistant: Assistant | None
+    ) -> ResponseObject:
+        return ResponseObject(
+            id=response_id,
+            created_at=int(self._now()),
+            status="in_progress",
+            background=bool(request.background),
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            max_tool_calls=request.max_tool_calls,
+            metadata=request.metadata or {},
+            model=request.model or self._services.model_name,
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            prompt=Prompt(id=assistant.id) if assistant else None,
+            prompt_cache_key=request.prompt_cache_key,
+            safety_identifier=request.safety_identifier,
+            store=request.is_stored,
+            temperature=params.temperature,
+            tool_choice="none" if request.tool_choice == "none" else "auto",
+            top_logprobs=request.top_logprobs or 0,
+            top_p=params.top_p,
+            user=request.user,
+        )
+
+
+def _messages(request: CreateResponse, history: tuple[HistoryMessage, ...], items: tuple[Item, ...]) -> list[Message]:
+    first = [] if request.instructions is None else [Message("system", request.instructions)]
+    said = [Message(m.role, m.content, m.token_ids) for m in history]
+    return [*first, *said, *(Message(item.role, item.text) for item in items)]
+
+
+def _no_parent(previous_id: str) -> BadRequest:
+    return BadRequest(
+        f"Previous response with id '{previous_id}' not found.",
+        code="previous_response_not_found",
+        param="previous_response_id",
+    )

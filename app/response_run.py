@@ -1,0 +1,255 @@
+"""One response from its first event to its last: a generation is turned into events, and its end is stored.
+
+It runs in a task of its own, which no client's connection holds. Only `stop` ends it early.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import msgspec
+
+from app.errors import ApiError
+from app.event_writer import EventSink
+from app.events import (
+    Completed,
+    ContentPartAdded,
+    ContentPartDone,
+    Created,
+    Event,
+    Failed,
+    Incomplete,
+    IncompleteDetails,
+    InProgress,
+    Item,
+    ItemStatus,
+    Logprob,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputText,
+    ResponseError,
+    ResponseObject,
+    Status,
+    TextDelta,
+    TextDone,
+    Usage,
+)
+from app.generation import ChoiceDelta, Generation
+from app.ids import new_message_id
+from app.response_node import ResponseNode
+from engine.protocol import TokenLogprobs
+
+SHUT_DOWN = ResponseError(message="The server was shut down while it answered.")
+INTERNAL = ResponseError(message="The server failed while it answered.")
+
+StoreEnd = Callable[[ResponseNode], Awaitable[ResponseError | None]]
+"""Stores the end of a response; gives an error where it could not be stored."""
+
+
+class ResponseRun:
+    """`node` is what was stored at the start. The run owns the generation; `sink` gets every event, in order."""
+
+    def __init__(
+        self,
+        node: ResponseNode,
+        generation: Generation,
+        sink: EventSink,
+        *,
+        store_end: StoreEnd,
+        now: Callable[[], int],
+        to_logprob: Callable[[TokenLogprobs], Logprob],
+    ) -> None:
+        self._node = node
+        self._generation = generation
+        self._sink = sink
+        self._store_end = store_end
+        self._now = now
+        self._to_logprob = to_logprob
+        self._item_id = new_message_id()
+        self._texts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._logprobs_without_text: list[Logprob] = []
+        self._has_item = False
+        self._has_choice = False
+        self._is_generating = False
+        self._stopped_by: Literal["cancel", "shutdown"] | None = None
+        self._finish_reason: Literal["stop", "length"] | None = None
+        self._error: ApiError | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def node(self) -> ResponseNode:
+        """As it was at the start, and with its answer after the end."""
+        return self._node
+
+    @property
+    def tenant(self) -> str:
+        return self._node.tenant
+
+    @property
+    def is_stored(self) -> bool:
+        return self._node.response.store
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was told to end early; it may still be about to."""
+        return self._stopped_by is not None
+
+    @property
+    def error(self) -> ApiError | None:
+        """What made it fail."""
+        return self._error
+
+    @property
+    def response(self) -> ResponseObject:
+        """As it is now: with the text so far while it runs."""
+        response = self._node.response
+        if not response.is_running or not self._has_item:
+            return response
+        return msgspec.structs.replace(response, output=[self._item("in_progress")])
+
+    def start(self) -> asyncio.Task[None]:
+        """Puts the first events and starts the work. Once only."""
+        if self._task is not None:
+            raise RuntimeError(f"{self._node.id} has been started")
+        response = self._node.response
+        self._put(Created(response=response))
+        self._put(InProgress(response=response))
+        self._task = asyncio.create_task(self._run(), name=f"response {self._node.id}")
+        return self._task
+
+    def stop(self, by: Literal["cancel", "shutdown"] = "cancel") -> None:
+        """Ends the work within one step of the engine; the text so far is kept. After the end it does nothing."""
+        if self._stopped_by is None and self._task is not None and self._finish_reason is None:
+            self._stopped_by = by
+            if self._is_generating:
+                self._task.cancel()
+
+    async def wait(self) -> ResponseObject:
+        """The response as it ended. Cancelling the caller leaves the run alone."""
+        assert self._task is not None, "not started"
+        await asyncio.shield(self._task)
+        return self._node.response
+
+    async def _run(self) -> None:
+        has_ended = False
+        try:
+            if not self.is_stopped:
+                await self._generate()
+            await self._end()
+            has_ended = True
+        finally:
+            if not has_ended:
+                # a fault of ours: readers must not hang, and without a lease the node is soon found failed
+                self._put(Failed(response=self._ended("failed", error=INTERNAL)))
+
+    async def _generate(self) -> None:
+        self._is_generating = True
+        try:
+            with self._generation as generation:
+                self._has_choice = True
+                async for deltas in generation:
+                    for delta in deltas:
+                        self._take(delta)
+        except ApiError as e:
+            self._error = e
+        except asyncio.CancelledError:
+            if not self.is_stopped:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        finally:
+            self._is_generating = False
+
+    def _take(self, delta: ChoiceDelta) -> None:
+        if delta.finish_reason is not None:
+            self._finish_reason = delta.finish_reason
+        self._logprobs_without_text += map(self._to_logprob, delta.logprobs or ())
+        if delta.text:
+            self._ensure_item()
+            self._texts.append(delta.text)
+            logprobs, self._logprobs_without_text = self._logprobs_without_text, []
+            self._logprobs += logprobs
+            self._put(TextDelta(item_id=self._item_id, delta=delta.text, logprobs=logprobs))
+
+    async def _end(self) -> None:
+        if self._error is not None:
+            message = ResponseError(message=self._error.message)
+            await self._end_as("failed", Failed, error=message)
+        elif self._stopped_by == "shutdown":
+            await self._end_as("failed", Failed, error=SHUT_DOWN)
+        elif self._stopped_by == "cancel":
+            await self._end_as("cancelled", Incomplete)
+        elif self._finish_reason == "length":
+            self._ensure_item()
+            details = IncompleteDetails(reason="max_output_tokens")
+            await self._end_as("incomplete", Incomplete, incomplete_details=details)
+        else:
+            self._ensure_item()
+            await self._end_as("completed", Completed)
+
+    async def _end_as(
+        self,
+        status: Status,
+        event: type[Completed] | type[Incomplete] | type[Failed],
+        *,
+        error: ResponseError | None = None,
+        incomplete_details: IncompleteDetails | None = None,
+    ) -> None:
+        """The last events. The end is stored before anybody is told of it."""
+        if self._has_item:
+            item = self._item("completed" if status == "completed" else "incomplete")
+            part = item.content[0]
+            assert isinstance(part, OutputText)
+            self._put(TextDone(item_id=self._item_id, text=part.text, logprobs=part.logprobs))
+            self._put(ContentPartDone(item_id=self._item_id, part=part))
+            self._put(OutputItemDone(item=item))
+        response = self._ended(status, error=error, incomplete_details=incomplete_details)
+        kept_ids = tuple(self._generation.kept_ids()) if self._has_item else ()
+        node = self._node.ended(response, kept_ids)
+        lost = await self._store_end(node)
+        if lost is not None:
+            response = self._ended("failed", error=lost)
+            node, event = node.ended(response, kept_ids), Failed
+        self._node = node
+        self._put(event(response=response))
+
+    def _ended(
+        self,
+        status: Status,
+        *,
+        error: ResponseError | None = None,
+        incomplete_details: IncompleteDetails | None = None,
+    ) -> ResponseObject:
+        generation = self._generation
+        usage = (
+            Usage.of(generation.num_prompt_tokens, generation.num_cached_tokens, generation.num_output_tokens)
+            if self._has_choice
+            else None
+        )
+        return msgspec.structs.replace(
+            self._node.response,
+            status=status,
+            output=[self._item("completed" if status == "completed" else "incomplete")] if self._has_item else [],
+            usage=usage,
+            error=error,
+            incomplete_details=incomplete_details,
+            completed_at=self._now() if status == "completed" else None,
+        )
+
+    def _ensure_item(self) -> None:
+        """The events that open the answer, before its first text."""
+        if self._has_item:
+            return
+        self._has_item = True
+        opened = Item(id=self._item_id, role="assistant", content=[], status="in_progress")
+        self._put(OutputItemAdded(item=opened))
+        self._put(ContentPartAdded(item_id=self._item_id, part=OutputText(text="")))
+
+    def _item(self, status: ItemStatus) -> Item:
+        part = OutputText(text="".join(self._texts), logprobs=list(self._logprobs))
+        return Item(id=self._item_id, role="assistant", content=[part], status=status)
+
+    def _put(self, event: Event) -> None:
+        self._sink.put(event)

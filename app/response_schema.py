@@ -1,0 +1,113 @@
+"""What a client may send to create a response, over HTTP and on a websocket alike."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field
+
+from app.errors import BadRequest
+from app.request_params import (
+    Int64,
+    MaxTokens,
+    RequestModel,
+    SamplingFields,
+    check_text_format,
+    parse_request,
+    unsupported,
+)
+from engine.sampling_params import MAX_LOGPROBS
+
+LOGPROBS = "message.output_text.logprobs"
+"""The entry of `include` that asks for log-probabilities."""
+
+
+def _metadata(value: dict[str, str]) -> dict[str, str]:
+    if len(value) > 16:
+        raise ValueError(f"should have at most 16 pairs, has {len(value)}")
+    if any(len(key) > 64 for key in value):
+        raise ValueError("should have keys of at most 64 characters")
+    if any(len(text) > 512 for text in value.values()):
+        raise ValueError("should have values of at most 512 characters")
+    return value
+
+
+class PromptField(RequestModel):
+    """The assistant: `{"id": ...}`."""
+
+    id: str = Field(min_length=1, max_length=64)
+    version: Any = None
+    variables: Any = None
+
+
+class CreateResponse(SamplingFields):
+    """`input` is parsed by app/response_input.py."""
+
+    model: str | None = None
+    """None: the model that is served."""
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    prompt: PromptField | None = None
+    max_output_tokens: MaxTokens | None = None
+    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Int64 | None = None
+
+    # Known, not built, and each would change the answer.
+    text: Any = None
+    truncation: str | None = None
+    conversation: Any = None
+    context_management: Any = None
+    reasoning: Any = None
+    moderation: Any = None
+    generate: bool | None = None
+
+    @property
+    def is_stored(self) -> bool:
+        return self.store is not False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """None: no log-probabilities were asked for."""
+        if self.top_logprobs is None and LOGPROBS not in (self.include or ()):
+            return None
+        return self.top_logprobs or 0
+
+    def refuse_unbuilt(self) -> Self:
+        super().refuse_unbuilt()
+        if self.n not in (None, 1):
+            raise unsupported("n")
+        for name in ("conversation", "context_management", "moderation"):
+            if getattr(self, name) not in (None, False, [], {}):
+                raise unsupported(name)
+        if self.generate is False:
+            raise unsupported("generate")
+        if self.truncation not in (None, "disabled"):
+            raise unsupported("truncation")
+        if isinstance(self.reasoning, dict) and any(value is not None for value in self.reasoning.values()):
+            raise unsupported("reasoning")
+        if self.prompt is not None:
+            if self.prompt.version is not None:
+                raise unsupported("prompt.version")
+            if self.prompt.variables:
+                raise unsupported("prompt.variables")
+        if self.text is not None:
+            if not isinstance(self.text, dict):
+                raise BadRequest("Invalid value for 'text': should be an object.", code="invalid_type", param="text")
+            check_text_format(self.text.get("format"), "text.format")
+        if self.background and not self.is_stored:
+            raise BadRequest("'background' needs 'store'.", code="invalid_value", param="background")
+        return self
+
+
+def parse_create(body: Mapping[str, Any]) -> CreateResponse:
+    """Raises BadRequest for what is malformed or not built."""
+    return parse_request(CreateResponse, body).refuse_unbuilt()

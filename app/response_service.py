@@ -1,0 +1,266 @@
+"""Responses of all tenants on this gateway: created, followed, found, cancelled, deleted.
+
+HTTP routes and websockets are thin shells over this. Each call names the tenant; what belongs to another one is
+answered exactly as what does not exist, before any work.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import NotFound
+from app.event_log import CursorLost, EventLog, EventsNotHeld
+from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox
+from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
+from app.ids import ResponseId, try_parse_response_id
+from app.logprobs import finite
+from app.response_node import HistoryMessage, ResponseNode
+from app.response_plan import Parent, Plan, ResponsePlanner, StoreUnavailable, or_unavailable
+from app.response_run import ResponseRun
+from app.services import Services
+from app.sessions import Sessions, SessionsUnavailable
+from app.tenants import Tenant
+from engine.protocol import TokenLogprobs
+from engine.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+STORE_END_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+"""Between attempts to store an answer's end while Redis is away."""
+NOT_STORED = ResponseError(message="The answer could not be stored: the session store does not answer.")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A response under way and all its events."""
+
+    run: ResponseRun
+    source: EventSource
+    history: tuple[HistoryMessage, ...]
+    """Everything said before its own input."""
+
+    def as_parent(self) -> Parent:
+        """For children on the socket that asked for it. The response has to be at its end."""
+        return Parent(self.run.node, (*self.history, *self.run.node.turn.messages))
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    source: EventSource
+    stream_id: str | None
+    """The websocket lane that asked for the response."""
+
+
+class ResponseService:
+    """Owns the running responses. `now` gives seconds since 1970."""
+
+    def __init__(
+        self, services: Services, sessions: Sessions, log: EventLog, *, now: Callable[[], float] = time.time
+    ) -> None:
+        self._sessions = sessions
+        self._log = log
+        self._now = now
+        self._planner = ResponsePlanner(services, sessions, now)
+        self._to_logprob = _logprob_writer(services.tokenizer)
+        self._writer = EventWriter(log)
+        self._runs: dict[str, ResponseRun] = {}
+        self._starting: set[asyncio.Task[Started]] = set()
+        self._renewing: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    @property
+    def num_running(self) -> int:
+        return len(self._runs)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Takes nothing new; running responses have `grace_s` to end, then they end as failed."""
+        self._is_closing = True
+        if self._starting:
+            await asyncio.wait(self._starting)
+        ends = [asyncio.ensure_future(run.wait()) for run in self._runs.values()]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=grace_s)
+            for run in list(self._runs.values()):
+                run.stop("shutdown")
+            if late:
+                await asyncio.wait(late)
+        await self._writer.flush()
+
+    async def create(
+        self,
+        tenant: Tenant,
+        body: Mapping[str, Any],
+        *,
+        stream_id: str | None = None,
+        unstored: Mapping[str, Parent] | None = None,
+    ) -> Started:
+        """Starts a response. `unstored` are parents that only this caller may hang children on.
+
+        When it returns the response runs, and if it is stored, it stands in the session store. Raises ApiError, and
+        then nothing has been stored or started. If the caller is cancelled, a stored response may run nevertheless.
+        """
+        if self._is_closing:
+            raise StoreUnavailable("The server is shutting down.", code="shutting_down")
+        plan = await self._planner.plan(tenant, body, stream_id=stream_id, unstored=unstored or {})
+        if not plan.node.response.store:
+            return self._start_unstored(plan)
+        # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
+        starting = asyncio.create_task(self._start_stored(plan))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting_ended)
+        return await asyncio.shield(starting)
+
+    def _starting_ended(self, task: asyncio.Task[Started]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller has it, unless it was cancelled
+
+    def _start_unstored(self, plan: Plan) -> Started:
+        mailbox = Mailbox()
+        run = self._make_run(plan, mailbox)
+        self._launch(run)
+        return Started(run, mailbox, plan.history)
+
+    async def _start_stored(self, plan: Plan) -> Started:
+        response_id = str(plan.node.id)
+        await or_unavailable(self._sessions.create(plan.node))
+        run = self._make_run(plan, await self._writer.open(response_id))
+        self._launch(run)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_leases(), name="lease renewal")
+        return Started(run, LogCursor(self._log, response_id, -1), plan.history)
+
+    def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
+        return ResponseRun(
+            plan.node,
+            plan.generation,
+            sink,
+            store_end=self._store_end,
+            now=lambda: int(self._now()),
+            to_logprob=self._to_logprob,
+        )
+
+    def _launch(self, run: ResponseRun) -> None:
+        response_id = str(run.node.id)
+        self._runs[response_id] = run
+        run.start().add_done_callback(lambda task: self._run_ended(response_id, task))
+
+    def _run_ended(self, response_id: str, task: asyncio.Task[None]) -> None:
+        del self._runs[response_id]
+        if self._renewing is not None and not any(run.is_stored for run in self._runs.values()):
+            self._renewing.cancel()
+            self._renewing = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("response %s failed", response_id, exc_info=error)
+
+    async def _store_end(self, node: ResponseNode) -> ResponseError | None:
+        if not node.response.store:
+            return None
+        for pause_s in (*STORE_END_PAUSES_S, None):
+            try:
+                await self._sessions.finish(node)
+            except SessionsUnavailable as e:
+                logger.warning("the end of %s is not stored yet: %s", node.id, e.reason)
+            else:
+                return None
+            if pause_s is not None:
+                await asyncio.sleep(pause_s)
+        return NOT_STORED
+
+    async def _renew_leases(self) -> None:
+        """Lives while stored responses run."""
+        while True:
+            await asyncio.sleep(self._sessions.lease_s / 3)
+            try:
+                await self._sessions.renew_leases([run.node.id for run in self._runs.values() if run.is_stored])
+            except SessionsUnavailable as e:
+                logger.warning("leases are not renewed: %s", e.reason)
+
+    # ---- responses that exist
+
+    async def get(self, tenant: Tenant, response_id: str) -> ResponseObject:
+        """As it is now. Raises ApiError: 404 for what this tenant has not stored."""
+        run = self._find_run(tenant, response_id)
+        if run is not None and run.is_stored:
+            return run.response
+        return (await self._find(tenant, response_id)).response
+
+    async def input_items(self, tenant: Tenant, response_id: str) -> tuple[Item, ...]:
+        """Its own input, in the order in which it was given. Raises ApiError."""
+        return (await self._find(tenant, response_id)).input
+
+    async def follow(self, tenant: Tenant, response_id: str, after: int) -> Followed:
+        """Its events after a number, up to its end. Raises ApiError: 404 also when the events have expired."""
+        node = await self._find(tenant, response_id)
+        try:
+            await self._log.read(response_id, after, 0)
+        except EventsNotHeld:
+            raise NotFound(
+                f"The events of response '{response_id}' are not held any more; get it without 'stream'.",
+                code="response_not_found",
+            ) from None
+        except CursorLost as e:
+            raise NotFound(
+                f"The events of response '{response_id}' before {e.first_held} are not held any more.",
+                code="response_not_found",
+                param="starting_after",
+            ) from None
+        return Followed(LogCursor(self._log, response_id, after), node.stream_id)
+
+    async def cancel(self, tenant: Tenant, response_id: str) -> ResponseObject:
+        """Ends a running response and waits for that; one at its end stays as it is. Raises ApiError."""
+        run = self._find_run(tenant, response_id)
+        if run is None:
+            return (await self._find(tenant, response_id)).response
+        run.stop()
+        return await run.wait()
+
+    async def delete(self, tenant: Tenant, response_id: str) -> None:
+        """Forgets a response; one that runs is ended first. Raises ApiError."""
+        run = self._find_run(tenant, response_id)
+        if run is not None and run.is_stored:
+            run.stop()
+            await run.wait()
+        parsed = _parse(response_id)
+        if not await or_unavailable(self._sessions.delete(tenant.id, parsed)):
+            raise unknown_response(response_id)
+        await self._writer.flush()
+        await self._log.drop(response_id)
+
+    def _find_run(self, tenant: Tenant, response_id: str) -> ResponseRun | None:
+        run = self._runs.get(response_id)
+        return run if run is not None and run.tenant == tenant.id else None
+
+    async def _find(self, tenant: Tenant, response_id: str) -> ResponseNode:
+        node = await or_unavailable(self._sessions.find(tenant.id, _parse(response_id)))
+        if node is None:
+            raise unknown_response(response_id)
+        return node
+
+
+def unknown_response(response_id: str) -> NotFound:
+    """The one answer for ids that do not exist and for those of other tenants."""
+    return NotFound(f"Response with id '{response_id}' not found.", code="response_not_found")
+
+
+def _parse(response_id: str) -> ResponseId:
+    parsed = try_parse_response_id(response_id)
+    if parsed is None:
+        raise unknown_response(response_id)
+    return parsed
+
+
+def _logprob_writer(tokenizer: Tokenizer) -> Callable[[TokenLogprobs], Logprob]:
+    def one(token_id: int, logprob: float) -> TopLogprob:
+        data = list(tokenizer.token_bytes(token_id))
+        return TopLogprob(token=tokenizer.token_text(token_id), logprob=finite(logprob), bytes=data)
+
+    def write(entry: TokenLogprobs) -> Logprob:
+        drawn = one(entry.token_id, entry.logprob)
+        top = [one(token_id, logprob) for token_id, logprob in entry.top]
+        return Logprob(token=drawn.token, logprob=drawn.logprob, bytes=drawn.bytes, top_logprobs=top)
+
+    return write

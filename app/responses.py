@@ -1,0 +1,187 @@
+"""The Responses API over HTTP: /v1/responses. A thin shell over ResponseService."""
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.disconnect import until_disconnect
+from app.errors import ApiError, BadRequest
+from app.event_log import CursorLost, EventsNotHeld
+from app.event_writer import EventSource, Waiter
+from app.events import Item, ResponseObject, to_json
+from app.json_body import read_json
+from app.response_service import ResponseService, Started
+from app.services import Services
+from app.sse import SseResponse, SseWriter, frame
+from app.tenants import Tenant
+
+_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+
+class Responses:
+    """The routes. `service` is shared with the websockets."""
+
+    def __init__(self, services: Services, service: ResponseService) -> None:
+        self._services = services
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        one = "/v1/responses/{response_id}"
+        return [
+            Route("/v1/responses", self.create, methods=["POST"]),
+            Route(one, self.retrieve, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response:
+        tenant = self._tenant(request)
+        body = await read_json(request, self._services.file_config.limits.max_body_bytes)
+        started = await self._service.create(tenant, body)
+        if not started.run.is_stored:
+            return await self._create_unstored(started, bool(body.get("stream")), request.receive)
+        if body.get("stream"):
+            return self._stream(started.source)
+        if body.get("background"):
+            return _json(started.run.response)
+        return _json(await _ended(started))
+
+    async def _create_unstored(self, started: Started, is_stream: bool, receive: Receive) -> Response:
+        """Nobody can come back to it: it ends when its client goes, whatever it was doing."""
+        if is_stream:
+            return self._stream(started.source, started)
+        try:
+            return _json(await until_disconnect(receive, _ended(started)))
+        finally:
+            started.run.stop()
+
+    async def retrieve(self, request: Request) -> Response:
+        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        if not _flag(request, "stream"):
+            return _json(await self._service.get(tenant, response_id))
+        after = _integer(request, "starting_after", default=-1, lowest=-1, highest=2**64)
+        followed = await self._service.follow(tenant, response_id, after)
+        return self._stream(followed.source)
+
+    async def delete(self, request: Request) -> Response:
+        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        await self._service.delete(tenant, response_id)
+        return _json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: Request) -> Response:
+        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        return _json(await self._service.cancel(tenant, response_id))
+
+    async def input_items(self, request: Request) -> Response:
+        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        items = await self._service.input_items(tenant, response_id)
+        limit = _integer(request, "limit", default=DEFAULT_PAGE, lowest=1, highest=MAX_PAGE)
+        return _json(
+            page_of(items, limit, request.query_params.get("order", "desc"), request.query_params.get("after"))
+        )
+
+    def _tenant(self, request: Request) -> Tenant:
+        return self._services.tenants.authenticate(request.headers.get("authorization"))
+
+    def _stream(self, source: EventSource, unstored: Started | None = None) -> Response:
+        """The events of a source as SSE."""
+
+        async def produce(writer: SseWriter) -> None:
+            try:
+                with Waiter(source) as waiter:
+                    async for events in waiter:
+                        await writer.write(b"".join(frame(e.data, e.type) for e in events))
+            except (CursorLost, EventsNotHeld) as e:
+                raise BadRequest("The reader is too slow, its next events are not held any more.") from e
+
+        limits = self._services.file_config.limits
+        return _EventStream(
+            produce,
+            unstored,
+            ping_interval_s=limits.ping_interval_s,
+            send_timeout_s=limits.send_timeout_s,
+            on_error=_error_event,
+        )
+
+
+class _EventStream(SseResponse):
+    """An answer that is not stored ends with its reader."""
+
+    def __init__(
+        self, produce: Callable[[SseWriter], Awaitable[None]], unstored: Started | None, **options: Any
+    ) -> None:
+        super().__init__(produce, **options)
+        self._unstored = unstored
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self._unstored is not None:
+                self._unstored.run.stop()
+
+
+async def _ended(started: Started) -> ResponseObject:
+    """The response at its end. Raises what made it fail."""
+    response = await started.run.wait()
+    if started.run.error is not None:
+        raise started.run.error
+    return response
+
+
+def _error_event(error: ApiError) -> bytes:
+    """On SSE an error event is flat, and it stands outside the numbering."""
+    event = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message, "param": error.param}
+    return frame(to_json(event), "error")
+
+
+def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
+    """OpenAI's list of items, newest first unless `order` is asc. Raises BadRequest for an unknown order or `after`."""
+    if order not in ("asc", "desc"):
+        raise _bad_query("order", "'asc' or 'desc'", order)
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    if after is not None:
+        place = next((i for i, item in enumerate(ordered) if item.id == after), None)
+        if place is None:
+            raise _bad_query("after", "the id of one of the items", after)
+        ordered = ordered[place + 1 :]
+    page = ordered[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(ordered) > limit,
+    }
+
+
+def _integer(request: Request, name: str, *, default: int, lowest: int, highest: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not _INTEGER.fullmatch(text) or not lowest <= int(text) <= highest:
+        raise _bad_query(name, f"an integer from {lowest} to {highest}", text)
+    return int(text)
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false").lower()
+    if text not in ("true", "false", "1", "0"):
+        raise _bad_query(name, "true or false", text)
+    return text in ("true", "1")
+
+
+def _bad_query(name: str, wanted: str, got: str) -> BadRequest:
+    return BadRequest(f"'{name}' must be {wanted}, got {got[:80]!r}.", code="invalid_value", param=name)
+
+
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")

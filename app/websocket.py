@@ -1,0 +1,274 @@
+"""The Responses API's websocket: a thin shell around `Conversation`, with one reader and one writer task per socket.
+
+The writer takes events straight from the logs and mailboxes of the answers, where each answer has a cursor: nothing is
+copied into a queue of the socket's own, and awaiting the send is all the flow control there is. A reader so slow that
+its cursor leaves a log's window, or that takes nothing for `send_timeout_s`, is closed with 4008; its stored answers
+go on and can be resumed.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from app.conversation import (
+    CLOSE_SLOW_READER,
+    Cancel,
+    Close,
+    Command,
+    Conversation,
+    Resume,
+    SendError,
+    Start,
+    error_event,
+)
+from app.disconnect import cancel_and_wait
+from app.errors import ApiError
+from app.event_log import CursorLost, EventsNotHeld
+from app.event_writer import EventSource
+from app.events import with_stream_id
+from app.response_plan import Parent
+from app.response_service import ResponseService, Started
+from app.services import Services
+from app.sse import error_response
+from app.tenants import Tenant
+
+logger = logging.getLogger(__name__)
+
+READ_EVENTS = 32
+"""Of one answer at a time, so that lanes take turns."""
+MAX_ERRORS = 1024
+"""Error events that may wait for the client."""
+MAX_COMMANDS = 512
+"""Under way at once; then no further message is read until one has ended."""
+MAX_UNSTORED = 64
+"""Lanes whose latest answer that is not stored can be continued."""
+
+
+class Websockets:
+    """The route."""
+
+    def __init__(self, services: Services, service: ResponseService) -> None:
+        self._services = services
+        self._service = service
+
+    def routes(self) -> list[WebSocketRoute]:
+        return [WebSocketRoute("/v1/responses", self.connect)]
+
+    async def connect(self, websocket: WebSocket) -> None:
+        try:
+            tenant = self._services.tenants.authenticate(websocket.headers.get("authorization"))
+        except ApiError as e:
+            await websocket.send_denial_response(error_response(e))
+            return
+        try:
+            await websocket.accept()
+        except WebSocketDisconnect:
+            return
+        await _Connection(websocket, self._service, tenant, self._services.file_config.limits.send_timeout_s).run()
+
+
+@dataclass(eq=False, slots=True)
+class _Feed:
+    """One answer on its way to the client: of a lane, or resumed."""
+
+    source: EventSource
+    stream_id: str | None
+    lane: tuple[str | None] | None = None
+    """The lane that waits for its end; None for a resumed answer."""
+    started: Started | None = None
+    stop_watching: Callable[[], Any] = field(default=lambda: None)
+
+
+class _Connection:
+    def __init__(self, websocket: WebSocket, service: ResponseService, tenant: Tenant, send_timeout_s: float) -> None:
+        self._websocket = websocket
+        self._service = service
+        self._tenant = tenant
+        self._send_timeout_s = send_timeout_s
+        self._conversation = Conversation()
+        self._commands: set[asyncio.Task[None]] = set()
+        self._feeds: set[_Feed] = set()
+        self._ready: dict[_Feed, None] = {}
+        """Feeds that may have events, in the order in which they were woken."""
+        self._errors: deque[bytes] = deque()
+        self._close: Close | None = None
+        self._unstored: dict[str | None, tuple[str, Parent]] = {}
+        """The latest answer of each lane that only this socket can continue."""
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until the client goes or is closed. Stored answers run on; others end."""
+        reader = asyncio.create_task(self._read(), name="websocket reader")
+        writer = asyncio.create_task(self._write(), name="websocket writer")
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_and_wait(reader, writer, *self._commands)
+            for feed in self._feeds:
+                feed.stop_watching()
+                if feed.started is not None and not feed.started.run.is_stored:
+                    feed.started.run.stop()
+        for task in (reader, writer):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    # ---- reading
+
+    async def _read(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                logger.debug("websocket closed: %s %s", message.get("code"), message.get("reason"))
+                return
+            text = message.get("text")
+            self._do(self._conversation.receive_bytes() if text is None else self._conversation.receive_text(text))
+            if len(self._commands) >= MAX_COMMANDS:
+                await asyncio.wait(self._commands, return_when=asyncio.FIRST_COMPLETED)
+
+    def _do(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(lane, body):
+                    self._spawn(self._start(lane, body), lane=(lane,))
+                case Cancel(response_id, stream_id):
+                    self._spawn(self._cancel(response_id, stream_id))
+                case Resume():
+                    self._spawn(self._resume(command))
+                case SendError(data):
+                    self._send_error(data)
+                case Close():
+                    self._close_with(command)
+
+    def _send_error(self, data: bytes) -> None:
+        if len(self._errors) >= MAX_ERRORS:
+            self._close_with(Close(CLOSE_SLOW_READER, "error events are not read"))
+            return
+        self._errors.append(data)
+        self._news.set()
+
+    def _close_with(self, close: Close) -> None:
+        self._close = self._close or close
+        self._news.set()
+
+    # ---- commands
+
+    def _spawn(self, command: Coroutine[Any, Any, None], lane: tuple[str | None] | None = None) -> None:
+        task = asyncio.create_task(command)
+        self._commands.add(task)
+        task.add_done_callback(lambda task: self._command_ended(task, lane))
+
+    def _command_ended(self, task: asyncio.Task[None], lane: tuple[str | None] | None) -> None:
+        self._commands.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("a websocket command failed", exc_info=error)
+        told = ApiError("The server failed to do this.")
+        if lane is not None:
+            self._do(self._conversation.refused(lane[0], told))
+        else:
+            self._send_error(error_event(told))
+
+    async def _start(self, lane: str | None, body: dict[str, Any]) -> None:
+        unstored = dict(self._unstored.values())
+        try:
+            started = await self._service.create(self._tenant, body, stream_id=lane, unstored=unstored)
+        except ApiError as e:
+            self._do(self._conversation.refused(lane, e))
+            return
+        self._feed(_Feed(started.source, lane, lane=(lane,), started=started))
+
+    async def _cancel(self, response_id: str, stream_id: str | None) -> None:
+        try:
+            await self._service.cancel(self._tenant, response_id)
+        except ApiError as e:
+            self._send_error(error_event(e, stream_id))
+
+    async def _resume(self, command: Resume) -> None:
+        try:
+            followed = await self._service.follow(self._tenant, command.response_id, command.starting_after)
+        except ApiError as e:
+            self._send_error(error_event(e, command.stream_id))
+            return
+        self._feed(_Feed(followed.source, command.stream_id or followed.stream_id))
+
+    # ---- writing
+
+    def _feed(self, feed: _Feed) -> None:
+        self._feeds.add(feed)
+        feed.stop_watching = feed.source.watch(lambda: self._wake(feed))
+        self._wake(feed)
+
+    def _wake(self, feed: _Feed) -> None:
+        self._ready[feed] = None
+        self._news.set()
+
+    async def _write(self) -> None:
+        try:
+            while self._close is None or self._errors:
+                if self._errors:
+                    await self._send(self._errors.popleft())
+                elif self._ready:
+                    feed = next(iter(self._ready))
+                    del self._ready[feed]
+                    await self._write_some(feed)
+                else:
+                    self._news.clear()
+                    await self._news.wait()
+        except WebSocketDisconnect:
+            return
+        except TimeoutError:
+            self._close_with(Close(CLOSE_SLOW_READER, f"nothing was read for {self._send_timeout_s:g} s"))
+        await self._send_close()
+
+    async def _write_some(self, feed: _Feed) -> None:
+        try:
+            events, has_ended = await feed.source.read(READ_EVENTS)
+        except CursorLost as e:
+            self._close_with(Close(CLOSE_SLOW_READER, f"read too slowly: event {e.after + 1} is not held any more"))
+            return
+        except EventsNotHeld:
+            events, has_ended = [], True  # deleted while it was read
+        for event in events:
+            await self._send(event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id))
+        if has_ended:
+            self._feed_ended(feed)
+        elif len(events) == READ_EVENTS:
+            self._wake(feed)
+
+    def _feed_ended(self, feed: _Feed) -> None:
+        self._feeds.discard(feed)
+        self._ready.pop(feed, None)
+        feed.stop_watching()
+        if feed.lane is None:
+            return
+        (lane,) = feed.lane
+        self._unstored.pop(lane, None)
+        if feed.started is not None and not (run := feed.started.run).is_stored and not run.response.is_running:
+            self._unstored[lane] = (run.response.id, feed.started.as_parent())
+            if len(self._unstored) > MAX_UNSTORED:
+                del self._unstored[next(iter(self._unstored))]
+        self._do(self._conversation.sent(lane))
+
+    async def _send(self, data: bytes) -> None:
+        """Raises TimeoutError when the client takes nothing for too long, WebSocketDisconnect when it has gone."""
+        async with asyncio.timeout(self._send_timeout_s):
+            try:
+                await self._websocket.send_text(data.decode())
+            except RuntimeError:
+                # what uvicorn says when it has closed the connection itself (1007, 1009, 1011, 1012)
+                raise WebSocketDisconnect(1006) from None
+
+    async def _send_close(self) -> None:
+        assert self._close is not None
+        logger.info("websocket closed by the server: %d %s", self._close.code, self._close.reason)
+        try:
+            async with asyncio.timeout(1.0):
+                await self._websocket.close(self._close.code, self._close.reason)
+        except (TimeoutError, WebSocketDisconnect, RuntimeError):
+            return  # it has gone, or will never read this
