@@ -1,0 +1,180 @@
+"""A gateway process: `python -m app.gateway`, started by the supervisor with its settings in the environment."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Generator, Sequence
+
+import uvicorn
+import uvloop
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+
+from app import page
+from app.asgi import create_app
+from app.assistants import Assistants
+from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
+from app.disconnect import cancel_and_wait
+from app.event_log import MemoryEventLog
+from app.metrics import Metrics
+from app.prefill import Prefill
+from app.prompts import PromptBuilder
+from app.response_service import ResponseService
+from app.responses import Responses
+from app.scopes import Scopes, ensure_secret
+from app.services import Services
+from app.sessions import Sessions
+from app.tenants import Tenants
+from app.websocket import Websockets
+from engine.client import EngineClient
+from engine.errors import EngineError
+from engine.prepared import PreparedModel
+from engine.text.chat_template import ChatTemplate, Message
+from engine.text.tokenizer import Tokenizer
+from engine.zmq_client import ZmqEngineClient
+
+MAX_FRAME_BYTES = 256 * 1024
+"""Of one websocket message; a longer one closes the socket with 1009."""
+WS_PING_S = 20.0
+TCP_USER_TIMEOUT_MS = 120_000
+STORED_ANSWERS_GRACE_S = 5.0
+"""At the end, for answers that nobody waits for."""
+BACKLOG = 2048
+NO_TEMPLATE = "{{ raise_exception('this model has no chat template: use /v1/completions') }}"
+
+logger = logging.getLogger(__name__)
+
+
+class Server(uvicorn.Server):
+    """Ends with the loop's result instead of raising the signal again, so that the exit code is 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self.handle_exit, signum, None)
+        try:
+            yield
+        finally:
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(signum)
+
+
+def uvicorn_config(app: Starlette, *, shutdown_s: float = 20.0, log_level: str = "warning") -> uvicorn.Config:
+    """How the app is served, in production and in tests alike."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="websockets-sansio",
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_ping_interval=WS_PING_S,
+        ws_ping_timeout=WS_PING_S,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        access_log=False,
+        server_header=False,
+        log_level=log_level,
+        timeout_graceful_shutdown=round(shutdown_s),
+        backlog=BACKLOG,
+    )
+
+
+def listening_socket(config: GatewayConfig) -> socket.socket:
+    """The supervisor's socket, or one of our own."""
+    if config.listen_fd is not None:
+        sock = socket.socket(fileno=config.listen_fd)
+    else:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        sock = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG, reuse_port=False)
+    sock.setblocking(False)
+    if sys.platform == "linux":
+        # Inherited by what it accepts: a peer that takes nothing for so long is gone, and its buffers with it.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+    return sock
+
+
+def build_services(config: GatewayConfig, file_config: FileConfig, engine: EngineClient) -> Services:
+    """Raises ConfigError or EngineError with one sentence."""
+    model = PreparedModel.load(config.model_dir)
+    tokenizer = Tokenizer.load(model)
+    template = ChatTemplate(model.chat_template or NO_TEMPLATE, tokenizer)
+    scopes = Scopes(ensure_secret(config.state_dir))
+    assistants = Assistants()
+    if model.chat_template is not None:
+        assistants = Assistants.build(
+            file_config.assistants, lambda text: template.trunk_ids([Message("system", text)]), scopes
+        )
+    elif config.config_path is not None and file_config.assistants:
+        raise ConfigError(f"{config.config_path} has assistants, but {model.manifest.name} has no chat template")
+    return Services(
+        config=config,
+        file_config=file_config,
+        model=model,
+        tokenizer=tokenizer,
+        template=template,
+        engine=engine,
+        prompts=PromptBuilder(tokenizer, template, scopes),
+        assistants=assistants,
+        tenants=Tenants(file_config, is_loopback=config.is_loopback),
+        metrics=Metrics(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRoute]]:
+    """The Responses API over the session store."""
+    if services.config.redis_url is None:
+        yield []
+        return
+    sessions = Sessions.connect(services.config.redis_url, owner=secrets.token_hex(16))
+    service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic))
+    try:
+        yield [*Responses(services, service).routes(), *Websockets(services, service).routes()]
+    finally:
+        await service.close(grace_s=STORED_ANSWERS_GRACE_S)
+        await sessions.close()
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Runs until a signal comes. Raises ConfigError or EngineError, with one sentence, if it cannot start."""
+    file_config = load_file_config(config.config_path)
+    check_open_mode(config.host, file_config)
+    engine = ZmqEngineClient(config.engine_address)
+    services = build_services(config, file_config, engine)
+    await engine.start()
+    prefill = asyncio.create_task(
+        Prefill(engine, services.tokenizer, services.prompts, services.assistants).run(), name="prefill"
+    )
+    try:
+        async with stateful_routes(services) as routes:
+            app = create_app(services, [*routes, *page.routes()])
+            gc.collect()
+            gc.freeze()  # what was built here lives as long as the process
+            await Server(uvicorn_config(app, shutdown_s=config.shutdown_s)).serve([listening_socket(config)])
+    finally:
+        await cancel_and_wait(prefill)
+        await engine.close()
+        services.prompts.close()
+
+
+def main() -> int:
+    """Exit code: 0 after a signal, 2 when it cannot start."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = GatewayConfig.from_environment()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(config))
+    except (ConfigError, EngineError, OSError) as e:
+        logger.error("%s", e)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
