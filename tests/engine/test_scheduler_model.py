@@ -1,0 +1,216 @@
+"""Random requests, aborts, failures and steps over pools that are too small, against models that own no blocks.
+
+After every step the core checks that each block is accounted for, the shadow KV that each slot which is read holds what
+it should, and these models that every answer is the one that no cache would change.
+"""
+
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.block_pool import BlockPool
+from engine.protocol import END, FinishReason, Scope
+from tests.engine.fake_runner import Bench, continuation
+
+SETTINGS = settings(
+    max_examples=60,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+BLOCK_SIZE = 8
+TRUNK = [7, 3, 9, 1] * 10
+"""Prompts begin with parts of it, so that many of them share blocks."""
+
+
+class BlockPoolMachine(RuleBasedStateMachine):
+    """A pool against a bag of block ids, in which each reference is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(7)
+        self.held: Counter[int] = Counter()
+
+    @rule(num_blocks=st.integers(0, 8))
+    def allocate(self, num_blocks: int) -> None:
+        free = set(range(1, 8)) - set(self.held)
+        blocks = self.pool.try_allocate(num_blocks)
+        assert (blocks is not None) == (num_blocks <= len(free))
+        for block in blocks or []:
+            assert block.block_id in free
+            self.held[block.block_id] += 1
+        assert len(set(self.held)) == 7 - len(free) + len(blocks or [])
+
+    @rule(block_id=st.integers(1, 7))
+    def add_reference(self, block_id: int) -> None:
+        self.pool.add_reference(self.pool.blocks[block_id])
+        self.held[block_id] += 1
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), is_cached=st.booleans())
+    def release(self, data: st.DataObject, is_cached: bool) -> None:
+        block_id = data.draw(st.sampled_from(sorted(self.held)))
+        block = self.pool.blocks[block_id]
+        block.is_cached = is_cached
+        self.pool.release([block])
+        self.held -= Counter([block_id])
+        if block_id not in self.held:
+            order = [free.block_id for free in self.pool.free_list]
+            assert order[-1 if is_cached else 0] == block_id
+
+    @invariant()
+    def every_reference_is_counted(self) -> None:
+        self.pool.check_integrity()
+        assert {block.block_id: block.ref_count for block in self.pool.blocks if block.ref_count} == self.held
+        assert (self.pool.num_referenced, self.pool.num_free) == (len(self.held), 7 - len(self.held))
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """An engine core over a fake runner against what each request must answer and could have found in the cache."""
+
+    @initialize(
+        num_blocks=st.integers(6, 24),
+        max_num_seqs=st.integers(1, 6),
+        extra_budget=st.integers(0, 30),
+        enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    )
+    def start(self, num_blocks: int, max_num_seqs: int, extra_budget: int, enable_prefix_caching: bool) -> None:
+        self.budget, self.max_num_seqs = max_num_seqs + extra_budget, max_num_seqs
+        self.num_blocks = num_blocks
+        self.bench = Bench(
+            num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=self.budget,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self.prompts: dict[str, list[int]] = {}
+        self.scopes: dict[str, list[Scope]] = {}
+        self.max_tokens: dict[str, int] = {}
+        self.choices: dict[str, int] = {}
+        self.gone: set[str] = set()
+        """Aborted or failed."""
+        self.written: set[tuple[tuple[bytes, ...], tuple[int, ...]]] = set()
+        """Scope keys and tokens of every full block's chain that some step has computed."""
+
+    def add(self, prompt_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int) -> None:
+        request_id = f"r{len(self.prompts)}"
+        scopes = [Scope(trunk_end, b"trunk"), Scope(END, tenant.encode())] if trunk_end else [Scope(END, b"")]
+        refusal = self.bench.add(request_id, prompt_ids, max_tokens, tenant=tenant, scopes=scopes, **more)
+        if len(prompt_ids) >= self.num_blocks * BLOCK_SIZE:
+            assert refusal is not None
+            assert refusal.error.code == "context_length_exceeded"
+            self.gone.add(request_id)
+        else:
+            assert refusal is None
+        self.prompts[request_id], self.scopes[request_id] = prompt_ids, scopes
+        self.max_tokens[request_id] = min(max_tokens, self.num_blocks * BLOCK_SIZE - len(prompt_ids))
+        self.choices[request_id] = more.get("choice", 0)
+
+    @rule(
+        num_shared=st.sampled_from([0, 7, 8, 9, 16, 24, 31, 32, 40]),
+        own_ids=st.lists(st.integers(0, 3), max_size=40),
+        max_tokens=st.integers(1, 30),
+        tenant=st.sampled_from(["", "t", "u"]),
+        trunk_end=st.sampled_from([0, 0, 8, 20, 33]),
+        priority=st.integers(0, 2),
+        choice=st.integers(0, 1),
+    )
+    def send(
+        self, num_shared: int, own_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int
+    ) -> None:
+        self.add([*TRUNK[:num_shared], *own_ids] or [5], max_tokens, tenant, trunk_end, **more)
+
+    @precondition(lambda self: self.bench.outputs)
+    @rule(data=st.data(), max_tokens=st.integers(1, 10))
+    def send_next_turn(self, data: st.DataObject, max_tokens: int) -> None:
+        before = data.draw(st.sampled_from(sorted(self.bench.outputs)))
+        if before not in self.gone:
+            prompt_ids = [*self.prompts[before], *self.bench.outputs[before].token_ids, 5]
+            self.add(prompt_ids, max_tokens, "t", 0)
+
+    @rule()
+    def send_with_prompt_logprobs(self) -> None:
+        self.add(TRUNK[:20], 3, "", 0, prompt_logprobs=0)
+
+    @precondition(lambda self: self.bench.core.has_work)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        scheduler = self.bench.core.scheduler
+        places = [*scheduler.running, *scheduler.waiting, *scheduler.followers]
+        request_id = data.draw(st.sampled_from(sorted(sequence.request_id for sequence in places)))
+        self.bench.core.abort([request_id])
+        self.gone.add(request_id)
+        self.bench.core.check_integrity()
+
+    @precondition(lambda self: self.bench.core.has_work)
+    @rule()
+    def fail(self) -> None:
+        self.bench.runner.failure = RuntimeError("this step fails on purpose")
+        outputs = self.bench.step()
+        batch = self.bench.runner.batches[-1]
+        assert [output.request_id for output in outputs] == [s.sequence.request_id for s in batch.sequences]
+        assert all(output.finish_reason == FinishReason.ERROR for output in outputs)
+        self.gone.update(output.request_id for output in outputs)
+
+    @rule(num_steps=st.integers(1, 5))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.bench.core.has_work:
+                self.step_once()
+
+    def step_once(self) -> None:
+        outputs = self.bench.step()
+        batch = self.bench.runner.batches[-1]
+        assert 0 < batch.num_tokens <= self.budget
+        assert len(batch.sequences) <= self.max_num_seqs
+        for sequence, num_new_tokens, samples in batch.decodes:
+            assert (num_new_tokens, samples) == (1, True), sequence.request_id
+        sampled = {s.sequence.request_id for s in batch.sequences if s.samples}
+        assert {output.request_id for output in outputs} == sampled
+        for output in outputs:
+            if output.num_cached_tokens:
+                assert set(self.chains(output.request_id, output.num_cached_tokens)) <= self.written
+        for sequence, num_new_tokens, _ in batch.sequences:
+            if not sequence.is_finished:
+                self.written.update(self.chains(sequence.request_id, sequence.num_computed_tokens))
+            else:
+                self.written.update(self.chains(sequence.request_id, sequence.num_tokens - 1))
+            assert num_new_tokens >= 1
+
+    def chains(self, request_id: str, num_tokens: int) -> list[tuple[tuple[bytes, ...], tuple[int, ...]]]:
+        """What the full blocks among the first `num_tokens` tokens of a request stand for."""
+        output = self.bench.outputs.get(request_id)
+        token_ids = [*self.prompts[request_id], *(output.token_ids if output is not None else [])]
+        chains, keys = [], ()
+        for end in range(BLOCK_SIZE, num_tokens + 1, BLOCK_SIZE):
+            keys = (*keys, next(scope.key for scope in self.scopes[request_id] if end <= scope.end_token))
+            chains.append((keys, tuple(token_ids[:end])))
+        return chains
+
+    @invariant()
+    def answers_are_those_of_no_cache(self) -> None:
+        for request_id, output in self.bench.outputs.items():
+            expected = continuation(self.prompts[request_id], len(output.token_ids), choice=self.choices[request_id])
+            assert output.token_ids == expected
+            if request_id not in self.gone and output.finish_reason is not None:
+                assert len(expected) == self.max_tokens[request_id]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        while self.bench.core.has_work:
+            self.step_once()
+        self.answers_are_those_of_no_cache()
+        finished = {r for r, output in self.bench.outputs.items() if output.finish_reason == FinishReason.LENGTH}
+        assert finished == set(self.prompts) - self.gone
+        stats = self.bench.core.stats()
+        assert (stats.running, stats.waiting, stats.blocks.referenced) == (0, 0, 0)
+
+
+TestBlockPool = BlockPoolMachine.TestCase
+TestBlockPool.settings = SETTINGS
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = SETTINGS
