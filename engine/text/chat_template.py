@@ -28,6 +28,8 @@ _RESERVED_KWARGS = {
     "bos_token",
     "eos_token",
 }
+_NEVER_LEFT_OUT = ("system", "tool")
+"""Roles that some templates skip without a word."""
 # what a sandboxed template may raise beside Jinja's own errors when it meets values that it does not expect
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -125,12 +127,14 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         known_runs: Mapping[str, Sequence[int]] | None = None,
-        **template_kwargs: Any,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """Raises TemplateError for what neither the template nor the policy for roles can take.
 
         `known_runs`: from `head_runs`, so that the ids of an assistant's instructions are not made again.
+        `template_kwargs`: values that the template asks for by name; strings in them are guarded like contents.
         """
+        template_kwargs = template_kwargs or {}
         self._check(messages, template_kwargs)
         as_text: set[int] = set()
         while True:
@@ -151,13 +155,15 @@ class ChatTemplate:
             raise TemplateError("the messages make an empty prompt")
         return RenderedPrompt(token_ids, tuple(sorted(as_text)))
 
-    def trunk_ids(self, head: Sequence[Message], **template_kwargs: Any) -> list[int]:
+    def trunk_ids(self, head: Sequence[Message], *, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
         """The ids that prompts which start with `head` and go on with a user's turn have in common.
 
         Found with four probe texts; a prompt whose first user text merges in yet another way shares a little less.
         """
         prompts = [
-            self.render([*head, Message("user", probe)], add_generation_prompt=False, **template_kwargs).token_ids
+            self.render(
+                [*head, Message("user", probe)], add_generation_prompt=False, template_kwargs=template_kwargs
+            ).token_ids
             for probe in TRUNK_PROBES
         ]
         common = 0
@@ -167,13 +173,15 @@ class ChatTemplate:
             common += 1
         return prompts[0][:common]
 
-    def head_runs(self, head: Sequence[Message], **template_kwargs: Any) -> dict[str, list[int]]:
+    def head_runs(
+        self, head: Sequence[Message], *, template_kwargs: Mapping[str, Any] | None = None
+    ) -> dict[str, list[int]]:
         """The runs of text that `head` gives to every prompt, with their ids: `known_runs` for `render`."""
         runs: list[set[str]] = []
         for probe in TRUNK_PROBES:
             guard = Guard(self._tokenizer.control)
             turns = [self._turn(guard, i, m, set()) for i, m in enumerate([*head, Message("user", probe)])]
-            text = self._render_by_policy(guard, turns, False, guard.protect_all(template_kwargs))
+            text = self._render_by_policy(guard, turns, False, guard.protect_all(template_kwargs or {}))
             pieces = list(self._pieces(guard, text, head, None))
             runs.append(
                 {
@@ -232,9 +240,10 @@ class ChatTemplate:
             except _TEMPLATE_FAULTS as e:
                 refusal = refusal or _sentence(guard.restore(str(e)))
                 continue
-            if all(turn.content.strip() in text for turn in attempt if turn.role == "system"):
+            left_out = [turn for turn in attempt if turn.role in _NEVER_LEFT_OUT and turn.content.strip() not in text]
+            if not left_out:
                 return text
-            refusal = refusal or "it leaves out a system message"
+            refusal = refusal or f"it leaves out a message of role {left_out[0].role}"
         raise TemplateError(f"the model's chat template refuses these messages: {refusal}")
 
     def _find_opening(self, kwargs: Mapping[str, Any]) -> _AnswerOpening | None:
@@ -261,11 +270,22 @@ class ChatTemplate:
                 yield messages[part].token_ids or ()
                 continue
             following = parts[i + 1] if i + 1 < len(parts) else None
-            if opening is not None and isinstance(following, int) and part.endswith(opening.remembered):
-                # the answer's ids are what followed the generation prompt: let them follow the same here
-                part = part.removesuffix(opening.remembered) + opening.generated
+            if opening is not None and isinstance(following, int):
+                part = self._reopened(part, opening, messages[following].token_ids or ())
             for piece in self._tokenizer.control.split(part):
                 yield guard.restore(piece) if isinstance(piece, str) else piece
+
+    def _reopened(self, text: str, opening: _AnswerOpening, answer_ids: Sequence[int]) -> str:
+        """`text`, which a kept answer follows, with the generation prompt that the answer followed when it was made.
+
+        Not if the answer opens by itself what the generation prompt would (its own thoughts, say).
+        """
+        if not text.endswith(opening.remembered):
+            return text
+        added = opening.generated.removeprefix(opening.remembered)
+        if answer_ids and answer_ids[0] == next(self._tokenizer.control.split(added), None):
+            return text
+        return text.removesuffix(opening.remembered) + opening.generated
 
 
 def _folded(turns: Sequence[_Turn]) -> list[_Turn]:
