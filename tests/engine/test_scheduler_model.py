@@ -15,8 +15,8 @@ from engine.protocol import END, FinishReason, Scope
 from tests.engine.fake_runner import Bench, continuation
 
 SETTINGS = settings(
-    max_examples=60,
-    stateful_step_count=60,
+    max_examples=100,
+    stateful_step_count=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],
@@ -111,17 +111,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         num_shared=st.sampled_from([0, 7, 8, 9, 16, 24, 31, 32, 40]),
-        own_ids=st.lists(st.integers(0, 3), max_size=40),
-        max_tokens=st.integers(1, 30),
-        tenant=st.sampled_from(["", "t", "u"]),
-        trunk_end=st.sampled_from([0, 0, 8, 20, 33]),
+        herd=st.lists(st.lists(st.integers(0, 3), max_size=20), min_size=1, max_size=5),
+        max_tokens=st.integers(1, 40),
+        tenant=st.sampled_from(["", "t"]),
+        trunk_end=st.sampled_from([0, 20, 33]),
         priority=st.integers(0, 2),
         choice=st.integers(0, 1),
     )
     def send(
-        self, num_shared: int, own_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int
+        self, num_shared: int, herd: list[list[int]], max_tokens: int, tenant: str, trunk_end: int, **more: int
     ) -> None:
-        self.add([*TRUNK[:num_shared], *own_ids] or [5], max_tokens, tenant, trunk_end, **more)
+        for own_ids in herd:
+            self.add([*TRUNK[:num_shared], *own_ids] or [5], max_tokens, tenant, trunk_end, **more)
 
     @precondition(lambda self: self.bench.outputs)
     @rule(data=st.data(), max_tokens=st.integers(1, 10))
@@ -135,7 +136,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def send_with_prompt_logprobs(self) -> None:
         self.add(TRUNK[:20], 3, "", 0, prompt_logprobs=0)
 
-    @precondition(lambda self: self.bench.core.has_work)
+    @precondition(lambda self: len(self.bench.core.scheduler) > 2)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         scheduler = self.bench.core.scheduler
@@ -145,7 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.gone.add(request_id)
         self.bench.core.check_integrity()
 
-    @precondition(lambda self: self.bench.core.has_work)
+    @precondition(lambda self: len(self.bench.core.scheduler) > 4)
     @rule()
     def fail(self) -> None:
         self.bench.runner.failure = RuntimeError("this step fails on purpose")
@@ -155,7 +156,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert all(output.finish_reason == FinishReason.ERROR for output in outputs)
         self.gone.update(output.request_id for output in outputs)
 
-    @rule(num_steps=st.integers(1, 5))
+    @rule(num_steps=st.integers(1, 10))
     def step(self, num_steps: int) -> None:
         for _ in range(num_steps):
             if self.bench.core.has_work:
