@@ -1,0 +1,209 @@
+"""The page with a server behind it that says what a test wants: the Responses events on a websocket, no engine."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from app import page
+from tests.browser.fake_answer import FakeAnswer, Step
+
+T = TypeVar("T")
+MODEL = "demo-model"
+ASSISTANTS = ("support", "writing", "translator")
+GUARD_S = 60  # against a test that hangs, not a limit on speed
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What `response.create` is answered with in place of an answer."""
+
+    code: str
+    message: str
+
+
+Plan = Sequence[Step] | Refusal
+
+
+class FakeServer:
+    """Runs in a thread of its own between `start` and `stop`; every public method may be called from the test's thread."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []  # what the page has sent, in order
+        self.answers: dict[str, FakeAnswer] = {}
+        self.resumes = True  # whether it knows response.resume
+        self.confirms = True  # whether it answers response.create at all
+        self.open = True  # whether it lets sockets in
+        self._plans: deque[Plan] = deque()
+        self._sockets: set[WebSocket] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self.port = 0
+
+    # -------------------------------------------------------------- the test's side
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def say(self, *steps: Step) -> None:
+        """The next answer."""
+        self._plans.append(steps)
+
+    def refuse(self, code: str, message: str) -> None:
+        """The next message is refused."""
+        self._plans.append(Refusal(code, message))
+
+    def sent(self, kind: str) -> list[dict[str, Any]]:
+        """The page's messages of that type."""
+        return [message for message in self.messages if message["type"] == kind]
+
+    def release(self) -> None:
+        """Lets every answer that stands at a Hold go on; one that has not reached it yet will not stop there."""
+
+        async def release() -> None:
+            for answer in self.answers.values():
+                answer.released.set()
+
+        self._call(release)
+
+    def drop_sockets(self) -> None:
+        """Closes every socket, as a server does that goes away."""
+
+        async def drop() -> None:
+            for socket in list(self._sockets):
+                await socket.close(1012)
+
+        self._call(drop)
+
+    def start(self) -> None:
+        config = uvicorn.Config(self._app(), host="127.0.0.1", port=0, log_level="error", ws="websockets-sansio")
+        self._server = uvicorn.Server(config)
+        started = threading.Event()
+
+        async def serve() -> None:
+            assert self._server is not None
+            self._loop = asyncio.get_running_loop()
+            serving = asyncio.ensure_future(self._server.serve())
+            while not self._server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            if self._server.started:
+                self.port = self._server.servers[0].sockets[0].getsockname()[1]
+            started.set()
+            await serving
+            for task in self._tasks:
+                task.cancel()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fake server")
+        self._thread.start()
+        assert started.wait(GUARD_S), "the fake server did not start"
+
+    def stop(self) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        self._server.should_exit = True
+        self.drop_sockets()
+        self._thread.join(GUARD_S)
+        assert not self._thread.is_alive(), "the fake server did not stop"
+
+    def _call(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(make(), self._loop).result(GUARD_S)
+
+    # -------------------------------------------------------------- the page's side
+    def _app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                *page.routes(),
+                Route("/v1/models", self._models),
+                Route("/v1/responses/{id}", self._retrieve),
+                Route("/v1/responses/{id}/cancel", self._cancel_over_http, methods=["POST"]),
+                WebSocketRoute("/v1/responses", self._socket),
+            ]
+        )
+
+    async def _models(self, request: Request) -> Response:
+        ids = [MODEL, *(f"{MODEL}:{assistant}" for assistant in ASSISTANTS)]
+        return JSONResponse({"object": "list", "data": [{"id": id, "object": "model"} for id in ids]})
+
+    async def _retrieve(self, request: Request) -> Response:
+        answer = self.answers.get(request.path_params["id"])
+        if answer is None:
+            error = {"message": "no such response", "type": "not_found_error", "code": "response_not_found", "param": None}
+            return JSONResponse({"error": error}, 404)
+        return JSONResponse(answer.response())
+
+    async def _cancel_over_http(self, request: Request) -> Response:
+        answer = self.answers[request.path_params["id"]]
+        answer.cancel()
+        return JSONResponse(answer.response())
+
+    async def _socket(self, socket: WebSocket) -> None:
+        if not self.open:
+            await socket.close()
+            return
+        await socket.accept()
+        self._sockets.add(socket)
+        try:
+            while True:
+                message = await socket.receive_json()
+                self.messages.append(message)
+                await self._on_message(socket, message)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self._sockets.discard(socket)
+
+    async def _on_message(self, socket: WebSocket, message: dict[str, Any]) -> None:
+        stream_id = message.get("stream_id")
+        answer = self.answers.get(message.get("response_id", ""))
+        if message["type"] == "response.create":
+            if self.confirms:
+                await self._create(socket, message)
+        elif message["type"] == "response.resume" and not self.resumes:
+            await self._error(socket, None, "unknown_event", "unknown event type")
+        elif answer is None:
+            await self._error(socket, stream_id, "response_not_found", "no such response")
+        elif message["type"] == "response.cancel":
+            answer.cancel()
+        elif message["type"] == "response.resume":
+            self._spawn(self._forward(socket, answer, message["starting_after"], stream_id))
+
+    async def _create(self, socket: WebSocket, message: dict[str, Any]) -> None:
+        plan = self._plans.popleft() if self._plans else (f"You said: {message['input']}",)
+        if isinstance(plan, Refusal):
+            await self._error(socket, message["stream_id"], plan.code, plan.message)
+            return
+        self._number += 1
+        id = f"resp_{self._number}"
+        answer = FakeAnswer(id, message["model"], plan, message.get("previous_response_id"))
+        self.answers[id] = answer
+        self._spawn(answer.run())
+        self._spawn(self._forward(socket, answer, -1, message["stream_id"]))
+
+    async def _forward(self, socket: WebSocket, answer: FakeAnswer, after: int, stream_id: str) -> None:
+        async for event in answer.follow(after):
+            if socket not in self._sockets:
+                return
+            await socket.send_json({**event, "stream_id": stream_id})
+
+    async def _error(self, socket: WebSocket, stream_id: str | None, code: str, message: str) -> None:
+        error = {"message": message, "type": "invalid_request_error", "code": code, "param": None}
+        event: dict[str, Any] = {"type": "error", "status": 400, "error": error}
+        await socket.send_json(event if stream_id is None else {**event, "stream_id": stream_id})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
