@@ -1,5 +1,6 @@
 """A conversation to the ids of a prompt, through the model's own Jinja template."""
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from engine.errors import ModelNotSupported, RequestError
 from engine.text.guarded_text import Guard
 from engine.text.tokenizer import Run, Tokenizer
+from engine.text.turns import Turn, readings
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TRUNK_PROBES = ("a", "\n\n", "  ", "1")
@@ -66,27 +68,6 @@ class RenderedPrompt:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """A message as the template gets it: every string guarded."""
-
-    role: str
-    content: str
-    reasoning: str | None = None
-
-    def joined(self, other: "_Turn") -> "_Turn":
-        reasonings = [r for r in (self.reasoning, other.reasoning) if r is not None]
-        return _Turn(
-            other.role if other.role == "user" else self.role,
-            "\n\n".join(c for c in (self.content, other.content) if c),
-            "\n\n".join(reasonings) if reasonings else None,
-        )
-
-    def to_dict(self) -> dict[str, str]:
-        fields = {"role": self.role, "content": self.content}
-        return fields if self.reasoning is None else fields | {"reasoning_content": self.reasoning}
-
-
-@dataclass(frozen=True)
 class _AnswerOpening:
     """What stands before an answer: as the generation prompt, and as the template writes it in a history."""
 
@@ -97,8 +78,8 @@ class _AnswerOpening:
 class ChatTemplate:
     """Safe to share between threads. Control strings that users typed come out as plain text.
 
-    What a template refuses is tried again with system turns folded into user turns, then with neighbours of one role
-    merged, then both; then it is a TemplateError.
+    What a template refuses is tried again with neighbours of one role merged, then with system turns folded into user
+    turns (first all but those at the start), then with both; then it is a TemplateError.
     """
 
     def __init__(self, source: str, tokenizer: Tokenizer) -> None:
@@ -115,7 +96,7 @@ class ChatTemplate:
         }
         self._splits_reasoning = "</think>" in source
         try:
-            self._render_text([_Turn("user", "a")], True, {})
+            self._render_text([Turn("user", "a")], True, {})
         except jinja2.TemplateSyntaxError as e:
             raise ModelNotSupported(f"the chat template cannot be read: {e}") from None
         except _TEMPLATE_FAULTS:
@@ -148,7 +129,7 @@ class ChatTemplate:
             if not lost:
                 break
             as_text |= lost
-        opening = self._find_opening(kwargs) if kept else None
+        opening = (self._find_opening(kwargs) if kwargs else self._plain_opening) if kept else None
         pieces = self._pieces(guard, text, messages, opening)
         token_ids = self._tokenizer.encode_runs(pieces, known_runs=known_runs)
         if not token_ids:
@@ -202,19 +183,19 @@ class ChatTemplate:
             if name in _RESERVED_KWARGS or not name.isidentifier():
                 raise TemplateError(f"chat_template_kwargs must not set {name!r}", param="chat_template_kwargs")
 
-    def _turn(self, guard: Guard, index: int, message: Message, as_text: set[int]) -> _Turn:
+    def _turn(self, guard: Guard, index: int, message: Message, as_text: set[int]) -> Turn:
         role = "system" if message.role == "developer" else message.role
         if message.token_ids is not None and index not in as_text:
-            return _Turn(role, guard.kept(index))
+            return Turn(role, guard.kept(index))
         content = message.content or ""
         if role == "assistant" and self._splits_reasoning and "</think>" in content:
             # as these templates do it themselves, which they cannot once the marks are guarded
             thoughts = content.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
             answer = content.split("</think>")[-1].lstrip("\n")
-            return _Turn(role, guard.protect(answer), guard.protect(thoughts))
-        return _Turn(role, guard.protect(content))
+            return Turn(role, guard.protect(answer), guard.protect(thoughts))
+        return Turn(role, guard.protect(content))
 
-    def _render_text(self, turns: Sequence[_Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
+    def _render_text(self, turns: Sequence[Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]) -> str:
         rendered, _ = render_jinja_template(
             conversations=[[turn.to_dict() for turn in turns]],
             chat_template=self._source,
@@ -226,12 +207,12 @@ class ChatTemplate:
         return text
 
     def _render_by_policy(
-        self, guard: Guard, turns: Sequence[_Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]
+        self, guard: Guard, turns: Sequence[Turn], add_generation_prompt: bool, kwargs: Mapping[str, Any]
     ) -> str:
-        """The first of: as given, folded, merged, folded and merged, that the template takes."""
+        """The first of the readings of `turns` that the template takes."""
         refusal = ""
-        tried: list[Sequence[_Turn]] = []
-        for attempt in (turns, _folded(turns), _merged(turns), _merged(_folded(turns))):
+        tried: list[Sequence[Turn]] = []
+        for attempt in readings(turns):
             if attempt in tried:
                 continue
             tried.append(attempt)
@@ -246,9 +227,13 @@ class ChatTemplate:
             refusal = refusal or f"it leaves out a message of role {left_out[0].role}"
         raise TemplateError(f"the model's chat template refuses these messages: {refusal}")
 
+    @functools.cached_property
+    def _plain_opening(self) -> _AnswerOpening | None:
+        return self._find_opening({})
+
     def _find_opening(self, kwargs: Mapping[str, Any]) -> _AnswerOpening | None:
         """None if both are the same, or the template does not let them be told."""
-        user, answer, next_user = _Turn("user", "\ue0a2"), _Turn("assistant", "\ue0a3"), _Turn("user", "\ue0a4")
+        user, answer, next_user = Turn("user", "\ue0a2"), Turn("assistant", "\ue0a3"), Turn("user", "\ue0a4")
         try:
             before = self._render_text([user], False, kwargs)
             asked = self._render_text([user], True, kwargs)
@@ -286,34 +271,6 @@ class ChatTemplate:
         if answer_ids and answer_ids[0] == next(self._tokenizer.control.split(added), None):
             return text
         return text.removesuffix(opening.remembered) + opening.generated
-
-
-def _folded(turns: Sequence[_Turn]) -> list[_Turn]:
-    """Each system turn becomes the beginning of the user turn that follows, or a user turn if none does."""
-    folded: list[_Turn] = []
-    waiting: _Turn | None = None
-    for turn in turns:
-        if turn.role == "system":
-            waiting = turn if waiting is None else waiting.joined(turn)
-        elif turn.role == "user" and waiting is not None:
-            folded.append(waiting.joined(turn))
-            waiting = None
-        else:
-            folded.append(turn)
-    if waiting is not None:
-        folded.append(_Turn("user", waiting.content))
-    return folded
-
-
-def _merged(turns: Sequence[_Turn]) -> list[_Turn]:
-    """Neighbours of one role become one turn."""
-    merged: list[_Turn] = []
-    for turn in turns:
-        if merged and merged[-1].role == turn.role:
-            merged[-1] = merged[-1].joined(turn)
-        else:
-            merged.append(turn)
-    return merged
 
 
 def _sentence(text: str) -> str:

@@ -9,6 +9,9 @@ import tokenizers
 from engine.errors import InvalidRequest, ModelNotSupported
 from engine.text.added_tokens import AddedToken
 
+LONG_TEXT_CHARS = 4096
+"""From here on the library's call for batches is used, as it is the one that lets other threads run meanwhile."""
+
 
 class PlainEncoder:
     """A tokenizer built from a tokenizer.json without its control tokens and without a post-processor (so no BOS).
@@ -65,10 +68,14 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     if not text:
         return []
     try:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+        else:
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
     except TypeError:
         # the library's word for half of a surrogate pair, which has no UTF-8
         raise InvalidRequest("text must be valid Unicode, got half of a surrogate pair") from None
+    ids: list[int] = encoding.ids
     return ids
 
 

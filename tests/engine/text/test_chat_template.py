@@ -31,7 +31,7 @@ def prompt_text(f: Family, messages: Sequence[Message], **kwargs: Any) -> str:
 
 
 @each_family
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(contents=st.lists(plain_texts, min_size=1, max_size=5), with_system=st.booleans(), generation=st.booleans())
 def test_ids_are_hugging_faces_for_texts_without_control_strings(
     name: str, contents: list[str], with_system: bool, generation: bool
@@ -127,6 +127,29 @@ def test_b22_neighbours_of_one_role_are_merged_only_if_refused() -> None:
     assert prompt_text(family("qwen3"), messages) == (
         "<|im_start|>user\nOne<|im_end|>\n<|im_start|>user\nTwo<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+ONE_SYSTEM_MESSAGE_AT_THE_START = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('Only at the start') }}"
+    "{% endif %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (["system a", "developer b", "user c"], "[system: a\n\nb][user: c]"),
+        (["system a", "user b", "system c", "user d"], "[system: a][user: b][user: c\n\nd]"),
+        (["system a", "user b", "system c"], "[system: a][user: b][user: c]"),
+        (["system a", "system b", "user c", "system d"], "[system: a\n\nb][user: c\n\nd]"),
+        (["user a", "system b"], "[user: a][user: b]"),
+    ],
+)
+def test_b22_as_little_as_possible_is_changed(messages: list[str], expected: str) -> None:
+    tokenizer = family("smollm2").tokenizer
+    template = ChatTemplate(ONE_SYSTEM_MESSAGE_AT_THE_START, tokenizer)
+    ids = template.render([Message(*m.split()) for m in messages]).token_ids
+    assert tokenizer.decode(ids) == expected
 
 
 def test_b22_a_system_message_that_a_template_leaves_out_is_folded() -> None:
@@ -236,7 +259,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @each_family
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(instructions=plain_texts, text=plain_texts)
 def test_a_trunk_is_shared_up_to_the_text_that_the_user_begins(name: str, instructions: str, text: str) -> None:
     f = family(name)

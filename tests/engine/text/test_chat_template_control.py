@@ -32,7 +32,7 @@ def text_between(f: Family, ids: Sequence[int]) -> list[str]:
 
 
 @each_family
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_b43_number_and_place_of_control_ids_are_the_templates_own(name: str, data: st.DataObject) -> None:
     f = family(name)

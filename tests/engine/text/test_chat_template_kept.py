@@ -20,7 +20,7 @@ def outputs(f: Family) -> st.SearchStrategy[list[int]]:
 
 
 @each_family
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_the_next_prompt_begins_with_prompt_and_output(name: str, data: st.DataObject) -> None:
     f = family(name)

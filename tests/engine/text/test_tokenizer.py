@@ -1,5 +1,9 @@
 import copy
 import json
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 
 from engine.errors import InvalidRequest, ModelNotSupported
+from engine.text.plain_encoder import LONG_TEXT_CHARS
 from engine.text.tokenizer import Tokenizer
 from tests.byte_model import IM_END, IM_START, make_byte_model
 from tests.engine.text.small_tokenizers import FAMILIES, family
@@ -39,7 +44,7 @@ def test_decode_gives_the_text_back(name: str, text: str) -> None:
 
 
 @each_family
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_b43_no_text_becomes_a_control_token(name: str, data: st.DataObject) -> None:
     tokenizer = family(name).tokenizer
@@ -208,3 +213,34 @@ def test_a_file_that_is_no_tokenizer_is_refused_in_one_sentence(tmp_path: Path, 
         model.tokenizer_path.write_bytes(content)
     with pytest.raises(ModelNotSupported, match="tokenizer"):
         Tokenizer.load(model)
+
+
+@each_family
+def test_long_texts_have_the_same_ids(name: str) -> None:
+    text = "A trunk line is one circuit that many calls share. 你好 😀\n" * 100
+    assert len(text) > LONG_TEXT_CHARS
+    assert family(name).tokenizer.encode(text) == family(name).reference.encode(text, add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        family(name).tokenizer.encode(text + "\ud800")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    tokenizer = family("smollm2").tokenizer
+    text = "The quick brown fox. " * 20_000
+    ids: list[list[int]] = []
+    thread = threading.Thread(target=lambda: ids.append(tokenizer.encode(text)))
+    thread.start()
+    turns = 0
+    while thread.is_alive():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    # with the interpreter's lock held there would be one turn before it and one after
+    assert turns > 10
+    assert tokenizer.decode(ids[0]) == text
+
+
+def test_neither_tokenizer_nor_template_loads_torch() -> None:
+    code = "import sys, engine.text.chat_template, engine.text.detokenizer; print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
