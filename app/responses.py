@@ -1,4 +1,4 @@
-"""The Responses API over HTTP: /v1/responses. A thin shell over ResponseService."""
+"""The Responses API: /v1/responses over HTTP, a thin shell over ResponseService, and the websocket beside it."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from app.disconnect import until_disconnect
@@ -19,6 +19,7 @@ from app.response_service import ResponseService, Started
 from app.services import Services
 from app.sse import SseResponse, SseWriter, frame
 from app.tenants import Tenant
+from app.websocket import Websockets
 
 _INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
 MAX_PAGE = 100
@@ -26,13 +27,13 @@ DEFAULT_PAGE = 20
 
 
 class Responses:
-    """The routes. `service` is shared with the websockets."""
+    """All routes of the Responses API, the websocket's included."""
 
     def __init__(self, services: Services, service: ResponseService) -> None:
         self._services = services
         self._service = service
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[BaseRoute]:
         one = "/v1/responses/{response_id}"
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
@@ -40,6 +41,7 @@ class Responses:
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
+            *Websockets(self._services, self._service).routes(),
         ]
 
     async def create(self, request: Request) -> Response:

@@ -1,0 +1,201 @@
+"""A gateway on a real port with a scripted engine and a real session store, in the test's own event loop."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+from websockets.asyncio.client import ClientConnection, connect
+
+from app.asgi import create_app
+from app.config import AssistantConfig, FileConfig, GatewayConfig, TenantConfig, hash_key
+from app.event_log import MemoryEventLog
+from app.gateway import build_services, uvicorn_config
+from app.response_service import ResponseService
+from app.responses import Responses
+from app.sessions import Sessions
+from tests.app.session_store import SessionServer
+from tests.scripted_engine import Script, ScriptedEngineClient, byte_model_info, make_byte_model
+
+KEY_A = "key-of-tenant-a"
+KEY_B = "key-of-tenant-b"
+TERMINAL = ("response.completed", "response.incomplete", "response.failed")
+SUPPORT = "You are the support desk of a small shop. Be brief and kind."
+
+FILE_CONFIG = FileConfig(
+    tenants=(
+        TenantConfig(id="a", key_hashes=(hash_key(KEY_A),)),
+        TenantConfig(id="b", key_hashes=(hash_key(KEY_B),)),
+    ),
+    assistants=(
+        AssistantConfig(id="support", tenant="a", instructions=SUPPORT),
+        AssistantConfig(id="everyones", shared=True, instructions="You are everyone's helper."),
+    ),
+)
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+@dataclass
+class Gateway:
+    port: int
+    engine: ScriptedEngineClient
+    service: ResponseService
+    sessions: Sessions
+    log: MemoryEventLog
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def http(self, key: str | None = KEY_A) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=60, trust_env=False)
+
+    def socket(self, key: str | None = KEY_A, **options) -> connect:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        options.setdefault("max_size", None)
+        return connect(
+            f"ws://127.0.0.1:{self.port}/v1/responses",
+            additional_headers=headers,
+            compression=None,
+            proxy=None,
+            **options,
+        )
+
+    async def wait_no_runs(self) -> None:
+        """Until no response runs; the time only guards against hanging."""
+        async with asyncio.timeout(30):
+            while self.service.num_running:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(
+    store: SessionServer,
+    script: Script,
+    *,
+    file_config: FileConfig = FILE_CONFIG,
+    engine: ScriptedEngineClient | None = None,
+    owner: str = "gateway-1",
+    num_cached_tokens: int = 0,
+    max_model_len: int = 4096,
+    send_buffer_bytes: int | None = None,
+    **log_bounds,
+) -> AsyncIterator[Gateway]:
+    engine = engine or ScriptedEngineClient(
+        byte_model_info(max_model_len=max_model_len), script, num_cached_tokens=num_cached_tokens
+    )
+    clock = log_bounds.pop("clock", asyncio.get_running_loop().time)
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
+        config = GatewayConfig(model_dir=model.path, engine_address="", state_dir=Path(folder), redis_url=store.url)
+        services = build_services(config, file_config, engine)
+        sessions = Sessions.connect(store.url, owner=owner)
+        log = MemoryEventLog(clock=clock, **log_bounds)
+        service = ResponseService(services, sessions, log)
+        app = create_app(services, Responses(services, service).routes())
+        listener = socket.create_server(("127.0.0.1", 0))
+        if send_buffer_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+        server = _Server(uvicorn_config(app, shutdown_s=5))
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            while not server.started:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            yield Gateway(listener.getsockname()[1], engine, service, sessions, log)
+        finally:
+            server.should_exit = True
+            await serving
+            await service.close()
+            await sessions.close()
+            await engine.close()
+            services.prompts.close()
+            listener.close()
+
+
+def body(text="Hi", /, **fields):
+    return {"model": "byte-model", "input": text, **fields}
+
+
+async def create(http, text="Hi", /, **fields):
+    answer = await http.post("/v1/responses", json=body(text, **fields))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def stream(http, text="Hi", /, **fields):
+    """All events of a streamed response."""
+    async with http.stream("POST", "/v1/responses", json=body(text, stream=True, **fields)) as answer:
+        return await sse_events(answer)
+
+
+async def sse_events(answer, most=None):
+    """Up to `most` events of an event stream; each `event:` line repeats the type."""
+    if answer.status_code != 200:
+        await answer.aread()
+        raise AssertionError(f"{answer.status_code}: {answer.text}")
+    events, name = [], None
+    async for line in answer.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            events.append(json.loads(line.removeprefix("data: ")))
+            assert name == events[-1]["type"]
+            if most is not None and len(events) >= most:
+                break
+    return events
+
+
+async def resume(http, response_id, after):
+    async with http.stream("GET", f"/v1/responses/{response_id}?stream=true&starting_after={after}") as answer:
+        return await sse_events(answer)
+
+
+async def send(ws: ClientConnection, **message):
+    await ws.send(json.dumps(message))
+
+
+async def send_create(ws, text="Hi", /, **fields):
+    await send(ws, type="response.create", **body(text, **fields))
+
+
+async def receive(ws):
+    async with asyncio.timeout(60):
+        return json.loads(await ws.recv())
+
+
+async def receive_until(ws, stop=lambda e: e["type"] in (*TERMINAL, "error")):
+    events = []
+    while not (events and stop(events[-1])):
+        events.append(await receive(ws))
+    return events
+
+
+def output_text(response):
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def deltas(events):
+    return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+
+
+def assert_contiguous(events, first=0):
+    assert [e["sequence_number"] for e in events] == list(range(first, first + len(events)))
+
+
+def prompt_of(engine, index=-1):
+    """What the engine was asked to continue, as text; control tokens as their names."""
+    names = {256: "<|im_start|>", 257: "<|im_end|>", 258: "<|endoftext|>"}
+    ids = engine.requests[index].prompt_ids
+    return b"".join(names[i].encode() if i in names else bytes([i]) for i in ids).decode()
