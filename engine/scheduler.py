@@ -83,21 +83,20 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """What the next step computes; empty only when there is nothing to do."""
-        decodes: list[Sequence] = []
-        extends: list[Sequence] = []
         num_preemptions = self.counters.preemptions
+        block_size = self.kv.block_size
+        ready = []
         for sequence in tuple(self.running):
-            num_tokens = len(sequence.token_ids)
-            if num_tokens > len(sequence.block_table) * self.kv.block_size and not self._grow(sequence):
-                continue
-            if num_tokens - sequence.num_computed_tokens == 1:
-                decodes.append(sequence)
-            else:
-                extends.append(sequence)
+            if len(sequence.token_ids) <= len(sequence.block_table) * block_size or self._grow(sequence):
+                ready.append(sequence)
         has_preempted = self.counters.preemptions != num_preemptions
         if has_preempted:
-            decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
-            extends = [sequence for sequence in extends if sequence.status is SequenceStatus.RUNNING]
+            ready = [sequence for sequence in ready if sequence.status is SequenceStatus.RUNNING]
+        decodes: list[Sequence] = []
+        extends: list[Sequence] = []
+        for sequence in ready:
+            has_one_left = len(sequence.token_ids) - sequence.num_computed_tokens == 1
+            (decodes if has_one_left else extends).append(sequence)
         budget = self._max_num_batched_tokens - len(decodes)
         chunks: list[ScheduledSequence] = []
         for sequence in extends:
