@@ -105,13 +105,19 @@ async def serving(
     engine: ScriptedEngineClient | None = None,
     file_config: FileConfig | None = None,
     routes: Sequence[BaseRoute] = (),
+    send_buffer_bytes: int | None = None,
     **model: Any,
 ) -> AsyncIterator[Gateway]:
-    """`path` is a folder of the test's own. Fails if the engine is not idle at the end."""
+    """`path` is a folder of the test's own. Fails if the engine is not idle at the end.
+
+    `send_buffer_bytes`: of the kernel, for each connection, so that a client that does not read is felt soon.
+    """
     engine = engine or ScriptedEngineClient()
     services = make_services(path, engine, file_config, **model)
     server = _Server(uvicorn_config(create_app(services, routes), shutdown_s=5))
     listener = socket.create_server(("127.0.0.1", 0))
+    if send_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = listener.getsockname()[1]
     task = asyncio.create_task(server.serve([listener]))
     try:
