@@ -4,6 +4,9 @@ from typing import Protocol
 
 from engine.protocol import AddRequest, EngineInfo, EngineStats
 from engine.token_stream import TokenStream
+from engine.zmq_client import ZmqEngineClient
+
+__all__ = ["EngineClient", "ZmqEngineClient"]
 
 
 class EngineClient(Protocol):
@@ -24,7 +27,8 @@ class EngineClient(Protocol):
     def submit(self, request: AddRequest) -> TokenStream:
         """The stream is registered before the request is sent. Raises EngineDeadError if the engine is not ready.
 
-        What the engine refuses comes through the stream: one output with finish reason ERROR.
+        What the engine refuses comes through the stream: one output with finish reason ERROR. Raises ValueError if
+        the request's id belongs to a request that runs.
         """
         ...
 

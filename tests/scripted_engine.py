@@ -9,17 +9,31 @@ In process::
 
 and as a process, behind the real `engine.process` loop::
 
-    python -m tests.scripted_engine --address ipc:///tmp/x --script script.json
+    python -m tests.scripted_engine --address ipc:///tmp/x --script script.json --model-dir M
+
+where script.json is a list of items, the same for each request: 65, "text", {"pause": null}, {"pause": 0.01},
+{"fail": "message"}, {"die": "reason"}; without it the prompt is echoed. `release_request()`, submitted by any client,
+lets all that stand at a Pause go on.
 
 A script gives, for each request, items: an int (one token id), bytes (their byte tokens, in one output), a list of ids
 (in one output), `Pause`, `Fail`, `Die`. After the last item the answer ends as with a model that draws its end token.
 """
 
+import argparse
 import asyncio
-from collections.abc import Callable
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from engine.errors import EngineDeadError
-from engine.protocol import AddRequest, EngineInfo, EngineStats, RequestOutput
+from engine.parent_death import die_with_parent
+from engine.prepared import PreparedModel
+from engine.process import serve
+from engine.protocol import END, AddRequest, EngineInfo, EngineStats, RequestOutput, Scope
+from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
 from tests.byte_model import BYTE_VOCAB_SIZE, END_OF_TEXT, IM_END, IM_START, byte_model_info, make_byte_model
 from tests.scripted_core import Die, Fail, Item, Pause, Script, ScriptedCore, echo, say
@@ -39,6 +53,7 @@ __all__ = [
     "byte_model_info",
     "echo",
     "make_byte_model",
+    "release_request",
     "say",
 ]
 
@@ -181,3 +196,80 @@ class ScriptedEngineClient:
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
             stream.put(output)
+
+
+# ---- as a process
+
+
+RELEASE_ID = "scripted-release"
+
+
+def release_request(number: int = 0) -> AddRequest:
+    """Lets everything that stands at a Pause in a scripted process go on; itself it ends at once."""
+    return AddRequest(
+        request_id=f"{RELEASE_ID}-{number}",
+        prompt_ids=[0],
+        params=SamplingParams(max_tokens=1),
+        scopes=[Scope(END, b"scripted")],
+    )
+
+
+class ScriptedProcessCore(ScriptedCore):
+    """Waits and dies as a process does."""
+
+    def add(self, request: AddRequest) -> RequestOutput | None:
+        refusal = super().add(request)
+        if request.request_id.startswith(RELEASE_ID):
+            self.release()
+        return refusal
+
+    def step(self) -> list[RequestOutput]:
+        time.sleep(self.delay_s or 0.0)
+        try:
+            return super().step()
+        except EngineDeadError:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise
+
+
+def script_from_json(data: bytes) -> Script:
+    def item(value: object) -> Item:
+        match value:
+            case int():
+                return value
+            case str():
+                return value.encode()
+            case {"pause": None | float() | int() as seconds}:
+                return Pause(seconds)
+            case {"fail": str(message)}:
+                return Fail(message)
+            case {"die": str(reason)}:
+                return Die(reason)
+        raise ValueError(f"not an item of a script: {value!r}")
+
+    items = [item(value) for value in json.loads(data)]
+
+    def script(request: AddRequest) -> Iterable[Item]:
+        return [] if request.request_id.startswith(RELEASE_ID) else items
+
+    return script
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.scripted_engine")
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--script", type=Path, help="a JSON list of items; without it the prompt is echoed")
+    parser.add_argument("--model-dir", type=Path, help="a byte model, whose name and fingerprint it takes")
+    parser.add_argument("--lease-s", type=float, default=10.0)
+    arguments = parser.parse_args()
+    die_with_parent()
+    info = byte_model_info()
+    if arguments.model_dir is not None:
+        model = PreparedModel.load(arguments.model_dir)
+        info = byte_model_info(model_name=model.manifest.name)
+    script = script_from_json(arguments.script.read_bytes()) if arguments.script is not None else echo
+    serve(ScriptedProcessCore(info, script), info, arguments.address, lease_s=arguments.lease_s)
+
+
+if __name__ == "__main__":
+    main()

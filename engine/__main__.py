@@ -1,0 +1,43 @@
+"""`python -m engine '<EngineConfig as JSON>'`: starts one engine process.
+
+Exit codes: 0 after SIGTERM; 2 if it can never start like this (one sentence on stderr says why); 1 if it broke.
+"""
+
+import logging
+import sys
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import EngineError
+from engine.parent_death import die_with_parent
+from engine.prepared import PreparedModel
+from engine.process import serve
+
+
+def main(arguments: list[str]) -> int:
+    """Raises whatever breaks the engine while it serves."""
+    if len(arguments) != 1:
+        print(f"expected one argument, the engine's configuration as JSON, got {len(arguments)}", file=sys.stderr)
+        return 2
+    die_with_parent()
+    logging.basicConfig(format="engine: %(message)s", level=logging.INFO)
+    try:
+        config = msgspec.json.decode(arguments[0], type=EngineConfig)
+        model = PreparedModel.load(config.model_dir)
+        # here and not above: a wrong argument is told at once, torch takes seconds
+        from engine.core import EngineCore
+        from engine.model_runner import ModelRunner
+
+        runner = ModelRunner(model, config)
+        core = EngineCore(config, runner.info, runner)
+    except (EngineError, msgspec.MsgspecError) as e:
+        print(e, file=sys.stderr)
+        return 2
+    print(runner.plan, flush=True)
+    serve(core, runner.info, config.address, lease_s=config.lease_s)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

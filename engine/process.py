@@ -1,0 +1,309 @@
+"""The engine as a process: one synchronous loop around the core, one ROUTER socket. No torch of its own.
+
+    poll (blocks while there is nothing to do) → take what has come → core.step() → at most one message per gateway
+
+A gateway is a connection of a DEALER. It may have `MAX_UNACKNOWLEDGED` step messages on their way; without that
+credit the outputs of each request are merged here. A gateway whose connection is gone is noticed at the next message
+to it, and one that is silent for `lease_s` although it has requests counts as gone too: its requests are aborted.
+"""
+
+import contextlib
+import gc
+import logging
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from engine.protocol import (
+    PROTOCOL_VERSION,
+    AbortRequests,
+    Acknowledge,
+    AddRequest,
+    EngineInfo,
+    EngineReady,
+    EngineStats,
+    FromEngine,
+    Hello,
+    LastWords,
+    RequestOutput,
+    StatsQuery,
+    StatsReply,
+    StepOutputs,
+    decode_to_engine,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_UNACKNOWLEDGED = 8
+"""Step messages on their way to one gateway. More than one, so that the round trip of an acknowledgement does not
+delay tokens; few, so that a gateway that falls behind gets merged outputs instead of a queue."""
+MAX_MESSAGES_PER_STEP = 1024
+"""Taken in before the next step, so that a flood of messages cannot stop the requests that run."""
+MAX_MESSAGE_BYTES = 64 * 2**20
+"""A peer that sends more is disconnected; the longest prompt takes five bytes a token."""
+HEARTBEAT_MS = 2000
+
+
+class Core(Protocol):
+    """What the loop needs of `engine.core.EngineCore`."""
+
+    @property
+    def has_work(self) -> bool: ...
+    def add(self, request: AddRequest) -> RequestOutput | None: ...
+    def abort(self, request_ids: Iterable[str]) -> None: ...
+    def step(self) -> list[RequestOutput]: ...
+    def stats(self) -> EngineStats: ...
+    def check_integrity(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Gateway:
+    """One connection. Its identity was given by the ROUTER and never comes back after the connection has gone."""
+
+    identity: bytes
+    last_seen: float
+    request_ids: set[str] = field(default_factory=set)
+    pending: dict[str, RequestOutput] = field(default_factory=dict)
+    """Merged outputs that wait for credit, one for each request."""
+    last_step_id: int = 0
+    acknowledged_step_id: int = 0
+
+    @property
+    def has_credit(self) -> bool:
+        return self.last_step_id - self.acknowledged_step_id < MAX_UNACKNOWLEDGED
+
+
+class EngineProcess:
+    """Serves one core on one address until `stop`.
+
+    An error that leaves `core.step()` is a fault of the engine, not of a request: gateways are told, `run` raises it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        info: EngineInfo,
+        address: str,
+        *,
+        lease_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Binds `address`; raises zmq.ZMQError if that cannot be done."""
+        self._core = core
+        self._lease_s = lease_s
+        self._clock = clock
+        self._ready = EngineReady(PROTOCOL_VERSION, secrets.token_hex(8), info)
+        self._gateways: dict[bytes, Gateway] = {}
+        self._owners: dict[str, Gateway] = {}
+        self._is_stopping = False
+        self._was_busy = False
+        # written by a signal handler through signal.set_wakeup_fd: a poll that blocks returns
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 200)
+        if not address.startswith("ipc://"):  # a unix socket tells at once; a lost machine must be asked
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
+        self._socket.bind(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_reader, zmq.POLLIN)
+
+    @property
+    def epoch(self) -> str:
+        return self._ready.epoch
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Until `stop`. Handles SIGTERM and SIGINT when it runs in the main thread of `python -m engine`."""
+        try:
+            while not self._is_stopping:
+                self._poller.poll(self._poll_timeout_ms())
+                self._drain()
+                self._abort_expired()
+                if self._core.has_work:
+                    self._was_busy = True
+                    self._route(self._core.step())
+                elif self._was_busy and not self._owners:
+                    self._was_busy = False
+                    self._core.check_integrity()
+                self._flush()
+            self._say_last_words("the engine was told to stop")
+        except Exception as e:
+            self._say_last_words(f"{type(e).__name__}: {e}")
+            raise
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ends `run` after the step that is under way. For signal handlers and other threads."""
+        self._is_stopping = True
+        with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
+            self._wake_writer.send(b"\0")
+
+    def handle_signals(self) -> None:
+        """SIGTERM and SIGINT call `stop`. From the main thread only."""
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            self.stop()
+
+        signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+
+    def _poll_timeout_ms(self) -> int | None:
+        """0 while there is work; else until the next lease ends; None (block) if nothing runs."""
+        if self._core.has_work:
+            return 0
+        leases = [g.last_seen + self._lease_s for g in self._gateways.values() if g.request_ids]
+        if not leases:
+            return None
+        return max(0, int((min(leases) - self._clock()) * 1000) + 1)
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+        for _ in range(MAX_MESSAGES_PER_STEP):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(frames)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        if len(frames) != 2:
+            log.warning("ignored a message of %d frames, expected 2", len(frames))
+            return
+        identity, data = frames
+        try:
+            message = decode_to_engine(data)
+        except msgspec.MsgspecError as e:
+            log.warning("ignored a message of %d bytes: %s", len(data), e)
+            return
+        gateway = self._gateways.get(identity)
+        if gateway is None:
+            gateway = self._gateways[identity] = Gateway(identity, self._clock())
+        gateway.last_seen = self._clock()
+        if isinstance(message, AddRequest):
+            self._add(gateway, message)
+        elif isinstance(message, AbortRequests):
+            self._abort(gateway, message.request_ids)
+        elif isinstance(message, Acknowledge):
+            # not past what was sent: credit cannot be forged
+            gateway.acknowledged_step_id = max(gateway.acknowledged_step_id, min(message.step_id, gateway.last_step_id))
+        elif isinstance(message, StatsQuery):
+            self._send(gateway, StatsReply(message.query_id, self._core.stats()))
+        elif isinstance(message, Hello):
+            self._welcome(gateway, message)
+
+    def _welcome(self, gateway: Gateway, hello: Hello) -> None:
+        if hello.protocol_version != PROTOCOL_VERSION:
+            log.warning("a gateway speaks protocol %d, expected %d", hello.protocol_version, PROTOCOL_VERSION)
+        # To all: the ROUTER tells us only when we send that a connection has gone. A gateway that comes after a crash
+        # thereby frees what its predecessor had.
+        for other in list(self._gateways.values()):
+            self._send(other, self._ready)
+
+    # ---- requests
+
+    def _add(self, gateway: Gateway, request: AddRequest) -> None:
+        if request.request_id in self._owners or request.request_id in gateway.pending:
+            log.warning("ignored a request: its id %r is in use", request.request_id)
+            return
+        self._owners[request.request_id] = gateway
+        gateway.request_ids.add(request.request_id)
+        refusal = self._core.add(request)
+        if refusal is not None:
+            self._route([refusal])
+
+    def _abort(self, gateway: Gateway, request_ids: Iterable[str]) -> None:
+        """Unknown ids and those of other gateways are passed over."""
+        own = [request_id for request_id in request_ids if request_id in gateway.request_ids]
+        for request_id in own:
+            gateway.request_ids.discard(request_id)
+            gateway.pending.pop(request_id, None)
+            del self._owners[request_id]
+        if own:
+            self._core.abort(own)
+            self._was_busy = True
+
+    def _abort_expired(self) -> None:
+        now = self._clock()
+        for gateway in list(self._gateways.values()):
+            if gateway.request_ids and now - gateway.last_seen >= self._lease_s:
+                log.warning("a gateway was silent for %.1f s: aborting its requests", now - gateway.last_seen)
+                self._drop(gateway)
+
+    def _drop(self, gateway: Gateway) -> None:
+        del self._gateways[gateway.identity]
+        self._abort(gateway, list(gateway.request_ids))
+        gateway.pending.clear()
+
+    def _route(self, outputs: Iterable[RequestOutput]) -> None:
+        """Sorts outputs by gateway. A request may have been aborted while its output was made: dropped."""
+        for output in outputs:
+            gateway = self._owners.get(output.request_id)
+            if gateway is None:
+                continue
+            if output.finish_reason is not None:
+                del self._owners[output.request_id]
+                gateway.request_ids.discard(output.request_id)
+            earlier = gateway.pending.get(output.request_id)
+            if earlier is None:
+                gateway.pending[output.request_id] = output
+            else:
+                earlier.merge(output)
+
+    # ---- sending
+
+    def _flush(self) -> None:
+        for gateway in list(self._gateways.values()):
+            if gateway.pending and gateway.has_credit:
+                gateway.last_step_id += 1
+                outputs, gateway.pending = list(gateway.pending.values()), {}
+                self._send(gateway, StepOutputs(gateway.last_step_id, outputs))
+
+    def _send(self, gateway: Gateway, message: FromEngine) -> None:
+        try:
+            self._socket.send_multipart([gateway.identity, encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            # EAGAIN: so much waits for it that it does not read at all. Credit keeps step messages far below that.
+            log.warning("a gateway has gone with %d requests: aborting them", len(gateway.request_ids))
+            if gateway.identity in self._gateways:
+                self._drop(gateway)
+
+    def _say_last_words(self, reason: str) -> None:
+        for gateway in list(self._gateways.values()):
+            self._send(gateway, LastWords(reason))
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._context.term()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+
+def serve(core: Core, info: EngineInfo, address: str, *, lease_s: float) -> None:
+    """Serves in the main thread until SIGTERM or SIGINT."""
+    process = EngineProcess(core, info, address, lease_s=lease_s)
+    process.handle_signals()
+    gc.collect()
+    gc.freeze()  # what was built at the start stays: no collection needs to walk over it
+    process.run()
