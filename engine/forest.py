@@ -43,22 +43,3 @@ def find_shared_nodes(rows: Rows[Sequence], block_size: int) -> tuple[SharedNode
             num_shared += 1
         nodes.append(SharedNode(tuple(first[:num_shared]), tuple(members)))
     return tuple(nodes)
-
-
-class Forest:
-    """Remembers the nodes of the last step: they change only with the composition of the decode rows.
-
-    A running table grows at its end only, by a block of its own, and loses its blocks only by leaving the rows.
-    """
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._rows: list[Sequence] = []
-        self._nodes: tuple[SharedNode, ...] = ()
-
-    def update(self, rows: list[Sequence]) -> tuple[SharedNode, ...]:
-        """Nodes over `rows`. To be called in every step, so that a row that left and came back is seen anew."""
-        if rows != self._rows:
-            self._rows = rows
-            self._nodes = find_shared_nodes(rows, self._block_size)
-        return self._nodes

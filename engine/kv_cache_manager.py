@@ -8,6 +8,7 @@ from engine.prefix_cache import Entry, Prefix, PrefixCache
 from engine.protocol import BlockStats
 from engine.scheduled_batch import BlockCopy
 from engine.sequence import Sequence
+from engine.trunk_hashes import TrunkHashes
 
 NO_PREFIX = Prefix()
 
@@ -23,6 +24,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache()
         self._root = root
+        self._trunk_hashes = TrunkHashes(block_size)
         self._enable_prefix_caching = enable_prefix_caching
 
     @property
@@ -160,10 +162,20 @@ class KVCacheManager:
 
     def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Hashes of the first `num_blocks` blocks, which must be full; each is computed once in a sequence's life."""
+        hashes = sequence.block_hashes
+        if not hashes:
+            hashes += self._trunk_hashes.find(sequence)
+            num_known = len(hashes)
+            self._compute_hashes(sequence, num_blocks)
+            self._trunk_hashes.remember(sequence, num_known)
+        else:
+            self._compute_hashes(sequence, num_blocks)
+        return hashes[:num_blocks]
+
+    def _compute_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, block_size = sequence.block_hashes, self.block_size
         for index in range(len(hashes), num_blocks):
             start, end = index * block_size, (index + 1) * block_size
             parent = hashes[index - 1] if index else self._root
             scope = scope_of_block(sequence.scopes, end)
             hashes.append(hash_block(parent, scope, sequence.token_ids[start:end]))
-        return hashes[:num_blocks]

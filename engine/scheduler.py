@@ -7,7 +7,7 @@ token budget. Chunked prefill, prefix cache hits and resuming after a preemption
 from dataclasses import dataclass
 
 from engine.followers import Followers
-from engine.forest import Forest
+from engine.forest import SharedNode, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import ErrorInfo, FinishReason, RequestOutput
 from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, ScheduledSequence, StepResult
@@ -53,7 +53,10 @@ class Scheduler:
         self.followers = Followers()
         self.running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
-        self._forest = Forest(kv.block_size)
+        # of the last step: most often the next one has the same decode rows
+        self._decodes: list[Sequence] = []
+        self._decode_rows: tuple[ScheduledSequence, ...] = ()
+        self._nodes: tuple[SharedNode, ...] = ()
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
 
@@ -107,10 +110,15 @@ class Scheduler:
         # who was preempted has the first claim on what is free: nobody else may take it in the same step
         if not has_preempted:
             self._admit(budget, decodes, chunks, copies)
-        scheduled = [ScheduledSequence(sequence, 1, True) for sequence in decodes]
-        scheduled += chunks
+        if decodes != self._decodes:
+            # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
+            # place among the rows: what rows share changes only with the rows.
+            self._decodes = decodes
+            self._decode_rows = tuple(ScheduledSequence(sequence, 1, True) for sequence in decodes)
+            self._nodes = find_shared_nodes(decodes, block_size)
+        scheduled = (*self._decode_rows, *chunks)
         assert scheduled or not self._sequences, f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
-        return ScheduledBatch(tuple(scheduled), len(decodes), tuple(copies), self._forest.update(decodes))
+        return ScheduledBatch(scheduled, len(decodes), tuple(copies), self._nodes)
 
     @staticmethod
     def _schedule_chunk(sequence: Sequence, budget: int, chunks: list[ScheduledSequence]) -> int:

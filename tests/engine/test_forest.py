@@ -1,6 +1,6 @@
 """Shared leading blocks of decode rows."""
 
-from engine.forest import Forest, SharedNode, find_shared_nodes
+from engine.forest import SharedNode, find_shared_nodes
 from tests.engine.sequences import make_sequence
 
 BLOCK_SIZE = 8
@@ -49,14 +49,3 @@ def test_equal_ids_in_other_places_are_not_shared():
 
 def test_no_rows():
     assert find_shared_nodes([], BLOCK_SIZE) == ()
-
-
-def test_nodes_are_found_again_only_for_other_rows():
-    forest = Forest(BLOCK_SIZE)
-    first, second, third = row(34, 1, 2, 3, 4, 5), row(34, 1, 2, 3, 4, 6), row(34, 1, 2, 3, 4, 7)
-    nodes = forest.update([first, second])
-    assert nodes == (SharedNode((1, 2, 3, 4), (0, 1)),)
-    first.block_table.append(8)
-    assert forest.update([first, second]) is nodes
-    assert forest.update([second, third, first]) == (SharedNode((1, 2, 3, 4), (0, 1, 2)),)
-    assert forest.update([second]) == ()

@@ -89,6 +89,11 @@ def test_decode_rows_come_with_the_blocks_they_share():
     [node] = bench.runner.batches[-1].nodes
     assert bench.runner.rows[-1] == [("a", 1), ("b", 1), ("c", 1)]
     assert (node.block_ids, node.rows) == ((1, 2, 3, 4), (0, 1, 2))
+    bench.core.abort(["a"])
+    bench.step()
+    [node] = bench.runner.batches[-1].nodes
+    assert bench.runner.rows[-1] == [("b", 1), ("c", 1)]
+    assert (node.block_ids, node.rows) == ((1, 2, 3, 4), (0, 1))
 
 
 # ---- the prefix cache
