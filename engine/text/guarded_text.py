@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from engine.text.added_tokens import WHITE_SPACE, ControlTokens
+from engine.text.added_tokens import ControlTokens
 
 
 class Guard:
@@ -25,7 +25,7 @@ class Guard:
 
     def protect(self, content: str) -> str:
         """`content` with a stand-in for each control string, one at each end if neighbours could complete one."""
-        core = content.strip(WHITE_SPACE)
+        core = content.strip()
         if not core:
             return content
         start = content.index(core)

@@ -7,7 +7,7 @@ from engine.text.added_tokens import AddedToken, ControlTokens
 from engine.text.guarded_text import Guard
 
 CONTROL = ControlTokens(AddedToken(i, content, special=True) for i, content in enumerate(["<a>", "<a", "a>b", "x"]))
-texts = st.text("<a>bx \n", max_size=20)
+texts = st.text("<a>bx \n\x1f\u3000", max_size=20)
 
 
 @given(texts, texts, texts)
