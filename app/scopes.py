@@ -9,6 +9,8 @@ import os
 import secrets
 from pathlib import Path
 
+from app.config import ConfigError
+
 SECRET_BYTES = 32
 SECRET_FILE = "secret"
 
@@ -43,7 +45,7 @@ class Scopes:
 
 
 def ensure_secret(state_dir: Path) -> bytes:
-    """The server's secret, made at the first start and readable by its owner only."""
+    """The server's secret, made at the first start and readable by its owner only. Raises ConfigError."""
     path = state_dir / SECRET_FILE
     state_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -69,5 +71,5 @@ def ensure_secret(state_dir: Path) -> bytes:
 def _read(path: Path) -> bytes:
     secret = path.read_bytes()
     if len(secret) < SECRET_BYTES:
-        raise ValueError(f"{path} must hold {SECRET_BYTES} bytes, got {len(secret)}: remove it to get a new one")
+        raise ConfigError(f"{path} must hold {SECRET_BYTES} bytes, got {len(secret)}: remove it to get a new one")
     return secret
