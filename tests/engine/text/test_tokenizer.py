@@ -1,4 +1,5 @@
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -9,14 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import models, pre_tokenizers
 
 from engine.errors import InvalidRequest, ModelNotSupported
 from engine.text.plain_encoder import LONG_TEXT_CHARS
 from engine.text.tokenizer import Tokenizer
 from tests.byte_model import IM_END, IM_START, make_byte_model
-from tests.engine.text.small_tokenizers import FAMILIES, family
+from tests.engine.text.small_tokenizers import FAMILIES, byte_level_spec, family
 from tests.engine.text.strategies import hostile_texts, plain_texts
 
 each_family = pytest.mark.parametrize("name", FAMILIES)
@@ -28,6 +29,60 @@ each_family = pytest.mark.parametrize("name", FAMILIES)
 def test_plain_text_has_hugging_faces_ids(name: str, text: str) -> None:
     expected = family(name).reference.encode(text, add_special_tokens=False)
     assert family(name).tokenizer.encode(text) == expected
+
+
+@each_family
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_text_that_a_template_wrote_has_hugging_faces_ids(name: str, data: st.DataObject) -> None:
+    tokenizer = family(name).tokenizer
+    text = data.draw(hostile_texts(tokenizer.control))
+    ids = tokenizer.encode_runs(tokenizer.control.split(text))
+    assert ids == family(name).reference.encode(text, add_special_tokens=False)
+
+
+@functools.cache
+def stripping() -> tuple[Tokenizer, FastTokenizer]:
+    """Control tokens that swallow white space beside them, or stand between words only."""
+    reference = FastTokenizer.from_str(json.dumps(byte_level_spec(["<s>"])))
+    reference.add_special_tokens(
+        [
+            AddedToken("<l>", lstrip=True, normalized=False, special=True),
+            AddedToken("<r>", rstrip=True, normalized=False, special=True),
+            AddedToken("<lr>", lstrip=True, rstrip=True, normalized=False, special=True),
+            AddedToken("word", single_word=True, normalized=False, special=True),
+        ]
+    )
+    return Tokenizer(json.loads(reference.to_str())), reference
+
+
+PIECES = [
+    "<s>",
+    "<l>",
+    "<r>",
+    "<lr>",
+    "word",
+    "words",
+    "_",
+    "é",
+    "1",
+    "a",
+    ".",
+    " ",
+    "\n",
+    "\t",
+    "\u3000",
+    "\xa0",
+    "\x1f",
+]
+
+
+@settings(deadline=None, max_examples=300)
+@given(text=st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_control_tokens_that_strip_have_hugging_faces_ids(text: str) -> None:
+    tokenizer, reference = stripping()
+    ids = tokenizer.encode_runs(tokenizer.control.split(text))
+    assert ids == reference.encode(text, add_special_tokens=False).ids
 
 
 @each_family
