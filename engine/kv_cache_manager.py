@@ -39,13 +39,17 @@ class KVCacheManager:
         """
         if not self._enable_prefix_caching or sequence.params.prompt_logprobs is not None:
             return []
-        return self._hash_blocks(sequence, (sequence.num_tokens - 1) // self.block_size)
+        num_blocks = (sequence.num_tokens - 1) // self.block_size
+        self._hash_blocks(sequence, num_blocks)
+        return sequence.block_hashes[:num_blocks]
 
     def unpublished_hashes(self, sequence: Sequence) -> list[bytes]:
         """Hashes of the full blocks of its tokens that the sequence is going to publish."""
         if not self._enable_prefix_caching:
             return []
-        return self._hash_blocks(sequence, sequence.num_tokens // self.block_size)[sequence.num_published_blocks :]
+        num_blocks = sequence.num_tokens // self.block_size
+        self._hash_blocks(sequence, num_blocks)
+        return sequence.block_hashes[sequence.num_published_blocks : num_blocks]
 
     def find_longest_prefix(self, sequence: Sequence) -> Prefix:
         """What is known of the beginning of its tokens, at most up to the last one but one. Changes nothing."""
@@ -109,7 +113,8 @@ class KVCacheManager:
         first = sequence.num_published_blocks
         if num_full <= first or not self._enable_prefix_caching:
             return []
-        hashes = self._hash_blocks(sequence, num_full)
+        self._hash_blocks(sequence, num_full)
+        hashes = sequence.block_hashes
         sequence.num_published_blocks = num_full
         # Where this sequence computed what another had published, and the other's block was evicted since, its own
         # blocks take over from the start: an entry whose parent is not findable could never be reached.
@@ -160,22 +165,18 @@ class KVCacheManager:
                         self.pool.reuse_first(unreachable)
         return blocks
 
-    def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
-        """Hashes of the first `num_blocks` blocks, which must be full; each is computed once in a sequence's life."""
-        hashes = sequence.block_hashes
-        if not hashes:
+    def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> None:
+        """Extends the hashes to the first `num_blocks` blocks, which must be full; none is ever computed twice."""
+        hashes, block_size = sequence.block_hashes, self.block_size
+        is_new = not hashes
+        num_known = 0
+        if is_new:
             hashes += self._trunk_hashes.find(sequence)
             num_known = len(hashes)
-            self._compute_hashes(sequence, num_blocks)
-            self._trunk_hashes.remember(sequence, num_known)
-        else:
-            self._compute_hashes(sequence, num_blocks)
-        return hashes[:num_blocks]
-
-    def _compute_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, block_size = sequence.block_hashes, self.block_size
         for index in range(len(hashes), num_blocks):
             start, end = index * block_size, (index + 1) * block_size
             parent = hashes[index - 1] if index else self._root
             scope = scope_of_block(sequence.scopes, end)
             hashes.append(hash_block(parent, scope, sequence.token_ids[start:end]))
+        if is_new:
+            self._trunk_hashes.remember(sequence, num_known)

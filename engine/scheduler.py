@@ -211,13 +211,13 @@ class Scheduler:
         num_samples = sum(scheduled.samples for scheduled in batch.sequences)
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
         self.kv.release_copies(batch.copies)
-        counters, block_size = self.counters, self.kv.block_size
+        counters, block_size, running = self.counters, self.kv.block_size, SequenceStatus.RUNNING
         counters.steps += 1
         outputs: list[RequestOutput] = []
         tokens = iter(result.tokens)
         for sequence, num_new_tokens, samples in batch.sequences:
             sampled = next(tokens) if samples else None
-            if sequence.status is not SequenceStatus.RUNNING:
+            if sequence.status is not running:
                 continue  # aborted while the step ran
             num_computed = sequence.num_computed_tokens
             if num_computed < sequence.num_prompt_tokens:
