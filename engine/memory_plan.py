@@ -39,7 +39,8 @@ class MemoryPlan:
 def check_weights_fit(weights_bytes: int, available_bytes: int) -> None:
     """Raises NotEnoughMemory, before anything is loaded."""
     if weights_bytes > available_bytes:
-        raise NotEnoughMemory("the model's weights", needed_bytes=weights_bytes, available_bytes=available_bytes)
+        what = "loading the model's weights"
+        raise NotEnoughMemory(what, needed_bytes=weights_bytes, available_bytes=available_bytes)
 
 
 def plan_memory(

@@ -133,7 +133,7 @@ def _allocate_kv(num_layers: int, shape: KVShape, dtype: torch.dtype, device: to
     # pages of an anonymous map are zero and taken only when they are touched, so that a start does not write
     # gigabytes; huge ones halve the cost of gathering blocks
     count = torch.Size(sizes).numel()
-    memory = mmap.mmap(-1, count * dtype.itemsize)
+    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(sizes)

@@ -1,0 +1,79 @@
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig, ModelConfig, RopeConfig
+from engine.errors import ModelNotSupported, NotEnoughMemory
+from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
+
+MIB, GIB = 2**20, 2**30
+# 2 * 30 layers * 3 heads * 64 * 2 bytes = 23,040 bytes a token in bfloat16, 368,640 a block of 16
+SMOLLM2 = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=8192,
+    rope=RopeConfig(),
+    tie_word_embeddings=True,
+)
+
+
+def plan(available_bytes: int, *, on_gpu: bool = False, **config: Any) -> MemoryPlan:
+    return plan_memory(
+        SMOLLM2,
+        EngineConfig(model_dir="", **config),
+        dtype_bytes=2,
+        weights_bytes=311 * MIB,
+        available_bytes=available_bytes,
+        on_gpu=on_gpu,
+    )
+
+
+def test_a_cpu_gives_a_quarter_and_at_most_4_gib() -> None:
+    small = plan(4 * GIB)
+    assert (small.num_blocks, small.kv_bytes) == (GIB // 368_640 - 1, GIB // 368_640 * 368_640)
+    assert plan(100 * GIB).num_blocks == 4 * GIB // 368_640 - 1
+    assert plan(100 * GIB, on_gpu=True).num_blocks == int(90 * GIB) // 368_640 - 1
+
+
+def test_the_context_is_the_models_unless_a_shorter_one_was_asked_for_or_fits() -> None:
+    assert plan(16 * GIB).max_model_len == 8192
+    assert plan(16 * GIB, max_model_len=1000).max_model_len == 1000
+    assert plan(16 * GIB, num_blocks=10).max_model_len == 160
+    assert plan(16 * GIB, num_blocks=10, max_model_len=100).max_model_len == 100
+    with pytest.raises(ModelNotSupported, match="a context of 9000 tokens was asked for, but the model has 8192"):
+        plan(16 * GIB, max_model_len=9000)
+
+
+def test_the_printed_plan() -> None:
+    assert str(plan(16 * GIB, num_blocks=1000)) == (
+        "weights 311 MiB, KV cache 352 MiB: 1,000 blocks of 16 tokens, 16,000 tokens fit, context 8,192"
+    )
+
+
+def test_blocks_that_were_asked_for_have_to_fit() -> None:
+    with pytest.raises(NotEnoughMemory) as raised:
+        plan(GIB, num_blocks=100_000)
+    assert str(raised.value) == "a KV cache of 100000 blocks needs 35,157 MiB, but 1,024 MiB are available"
+    assert (raised.value.needed_bytes, raised.value.available_bytes) == (100_001 * 368_640, GIB)
+
+
+def test_a_context_that_was_asked_for_has_to_fit() -> None:
+    with pytest.raises(NotEnoughMemory, match="a KV cache for 8192 tokens needs 180 MiB, but 128 MiB are available"):
+        plan(512 * MIB, max_model_len=8192)
+    with pytest.raises(NotEnoughMemory, match="a KV cache for 16 tokens needs 1 MiB, but 0 MiB are available"):
+        plan(1 * MIB)
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded() -> None:
+    check_weights_fit(GIB, GIB)
+    with pytest.raises(
+        NotEnoughMemory, match="loading the model's weights needs 2,048 MiB, but 1,024 MiB are available"
+    ):
+        check_weights_fit(2 * GIB, GIB)

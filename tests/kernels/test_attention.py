@@ -1,0 +1,153 @@
+"""The CPU backend against plain torch: odd heads, ragged tails, nodes of every size, poison where nothing is."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
+from kernels.cpu.backend import CpuKernels
+from kernels.cpu.plan import group_tails
+from kernels.reference.backend import ReferenceKernels
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Pool:
+    """A cache in which every slot holds NaN until a sequence owns it; blocks come in a random order."""
+
+    def __init__(self, *, num_blocks: int = 300, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype):
+        self.shape = KVShape(num_blocks, kv_heads, block_size, head_dim)
+        self.dtype = dtype
+        self.kv = torch.full((2, num_blocks, kv_heads, block_size, head_dim), math.nan, dtype=dtype)
+        self._generator = torch.Generator().manual_seed(1)
+        self._free = (torch.randperm(num_blocks - 1, generator=self._generator) + 1).tolist()
+
+    def random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=self._generator).to(self.dtype)
+
+    def blocks(self, num_tokens: int) -> list[int]:
+        """Blocks holding `num_tokens` random tokens; the slots behind them stay poisoned."""
+        size = self.shape.block_size
+        ids = [self._free.pop() for _ in range(-(-num_tokens // size))]
+        for i, block_id in enumerate(ids):
+            used = min(size, num_tokens - i * size)
+            self.kv[:, block_id, :, :used] = self.random(2, self.shape.num_kv_heads, used, self.shape.head_dim)
+        return ids
+
+    def tokens(self, block_ids: list[int], num_tokens: int) -> torch.Tensor:
+        """[2, kv_heads, num_tokens, head_dim] in float64."""
+        return self.kv[:, block_ids].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
+
+
+def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:
+    """One sequence in float64. q [rows, heads, head_dim]; row i sees `num_context + i + 1` tokens of kv."""
+    group = q.shape[1] // kv.shape[1]
+    keys, values = (x.repeat_interleave(group, 0) for x in kv)
+    scores = torch.einsum("rhd,htd->hrt", q.double(), keys) / math.sqrt(q.shape[2])
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(num_context)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("hrt,htd->rhd", weights, values)
+
+
+def backends() -> list[CpuKernels | ReferenceKernels]:
+    return [CpuKernels(packs_linears=False), ReferenceKernels(torch.device("cpu"))]
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.isfinite().all()
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+HEADS = [(9, 3), (4, 4), (7, 1), (5, 1), (4, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+def test_decode_of_ragged_tails(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    lengths = [1, 15, 16, 17, 100, 33, 2, 64, 5]
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
+    tables = [pool.blocks(length) for length in lengths]
+    q = pool.random(len(lengths), heads, head_dim)
+    expected = torch.cat([exact(q[i : i + 1], pool.tokens(tables[i], n), n - 1) for i, n in enumerate(lengths)])
+    batch = AttentionBatch([0] * len(lengths), [Tail(t, n) for t, n in zip(tables, lengths, strict=True)])
+    for kernels in backends():
+        out = torch.empty_like(q)
+        kernels.decode_attention(q, pool.kv, kernels.plan(batch, pool.shape, dtype), out)
+        assert_near(out, expected)
+
+
+NODE_LAYOUTS = {
+    "one node for all": [(4, [0, 1, 2, 3, 4])],
+    "one block": [(1, [1, 2])],
+    "shorter than the tails": [(2, [0, 4])],
+    "long": [(70, [0, 2, 3])],
+    "two nodes": [(5, [0, 2]), (9, [1, 4])],
+    "two nodes and everyone": [(5, [4, 0, 2]), (4, [1, 3])],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", NODE_LAYOUTS)
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_nodes_are_read_for_all_their_rows(dtype: torch.dtype, layout: str, block_size: int) -> None:
+    heads, kv_heads, head_dim = 9, 3, 64
+    lengths = [1, 30, 16, 90, 7]
+    pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
+    tables = [pool.blocks(length) for length in lengths]
+    nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in NODE_LAYOUTS[layout]]
+    heads_of = {row: list(node.block_ids) for node in nodes for row in node.rows}
+    q = pool.random(len(lengths), heads, head_dim)
+    expected = []
+    for row, length in enumerate(lengths):
+        shared = heads_of.get(row, [])
+        total = len(shared) * block_size + length
+        expected.append(exact(q[row : row + 1], pool.tokens(shared + tables[row], total), total - 1))
+    batch = AttentionBatch([0] * 5, [Tail(t, n) for t, n in zip(tables, lengths, strict=True)], nodes)
+    for kernels in backends():
+        out = torch.empty_like(q)
+        kernels.decode_attention(q, pool.kv, kernels.plan(batch, pool.shape, dtype), out)
+        assert_near(out, torch.cat(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_extends_see_their_context_and_themselves(dtype: torch.dtype, heads: int, kv_heads: int) -> None:
+    shares = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (100, 70)]  # (context, new)
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=32, dtype=dtype)
+    tables = [pool.blocks(context + new) for context, new in shares]
+    q = pool.random(sum(new for _, new in shares), heads, 32)
+    expected = []
+    first = 0
+    for (context, new), table in zip(shares, tables, strict=True):
+        expected.append(exact(q[first : first + new], pool.tokens(table, context + new), context))
+        first += new
+    # blocks allocated ahead of the new tokens are not read
+    extends = [Extend(new, context, [*table, 0]) for (context, new), table in zip(shares, tables, strict=True)]
+    batch = AttentionBatch([0] * len(q), (), (), extends)
+    for kernels in backends():
+        out = torch.empty_like(q)
+        kernels.extend_attention(q, pool.kv, kernels.plan(batch, pool.shape, dtype), out)
+        assert_near(out, torch.cat(expected))
+
+
+def test_writing_kv_touches_its_slots_only() -> None:
+    pool = Pool(num_blocks=6, kv_heads=2, block_size=8, head_dim=4, dtype=torch.float32)
+    slots = [8, 15, 47, 23]  # block 1 offset 0, block 1 offset 7, block 5 offset 7, block 2 offset 7
+    key_value = pool.random(4, 4, 4)
+    expected = pool.kv.clone()
+    for row, (block, offset) in enumerate([(1, 0), (1, 7), (5, 7), (2, 7)]):
+        expected[0, block, :, offset] = key_value[row, :2]
+        expected[1, block, :, offset] = key_value[row, 2:]
+    for kernels in backends():
+        kv = pool.kv.clone()
+        plan = kernels.plan(AttentionBatch(slots, (), (), [Extend(4, 0, [1])]), pool.shape, torch.float32)
+        kernels.write_kv(kv, key_value, plan)
+        assert torch.equal(kv.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_tails_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
+    tails = [Tail(list(range(n)), n * 16) for n in (3, 200, 4, 7, 190, 90)]
+    assert group_tails(tails) == [[1, 4], [5], [0, 2, 3]]

@@ -1,0 +1,95 @@
+"""Packed linears, their epilogues, norms and rotation; and the unstable operators the CPU backend is made of."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu import self_test
+from kernels.cpu.backend import CpuKernels
+from kernels.interface import select_kernels
+from kernels.reference.backend import ReferenceKernels
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+def randn(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_torch_still_has_the_operators_the_cpu_backend_is_made_of(dtype: torch.dtype) -> None:
+    """Each is called, with all its epilogues, and compared: mkldnn::_reorder_linear_weight, _linear_pointwise and
+    _scaled_dot_product_flash_attention_for_cpu are not stable interfaces."""
+    assert self_test.packed_linear_works(dtype)
+    assert self_test.flash_attention_works(dtype)
+    assert select_kernels(CPU, dtype).name == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("packs", [True, False])
+def test_linear_and_swiglu(dtype: torch.dtype, rows: int, has_bias: bool, packs: bool) -> None:
+    x, residual = randn(rows, 80, dtype=dtype), randn(rows, 112, dtype=dtype)
+    weight, up = randn(112, 80, dtype=dtype) / 9, randn(113, 80, dtype=dtype)[:112] / 9
+    bias = randn(112, dtype=dtype) if has_bias else None
+    product = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    other = F.linear(x.double(), up.double())
+    for kernels in (CpuKernels(packs_linears=packs), ReferenceKernels(CPU)):
+        packed, packed_up = kernels.pack_linear(weight, bias), kernels.pack_linear(up)
+        for got, expected in (
+            (kernels.linear(x, packed), product),
+            (kernels.linear(x, packed, residual=residual), product + residual.double()),
+            (kernels.swiglu(x, packed, packed_up), F.silu(product) * other),
+        ):
+            assert got.dtype == dtype
+            torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_packed_weights_own_their_memory() -> None:
+    """The prepared file's map is not kept, or changed, through them."""
+    for kernels in (CpuKernels(packs_linears=True), CpuKernels(packs_linears=False), ReferenceKernels(CPU)):
+        weight, bias = randn(32, 16, dtype=torch.float32), randn(32, dtype=torch.float32)
+        x = randn(2, 16, dtype=torch.float32)
+        packed = kernels.pack_linear(weight, bias)
+        before = kernels.linear(x, packed)
+        weight.zero_()
+        bias.zero_()
+        assert torch.equal(kernels.linear(x, packed), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rms_norm_is_computed_in_fp32(dtype: torch.dtype) -> None:
+    x, weight = randn(5, 3, 64, dtype=dtype) * 100, randn(64, dtype=dtype)
+    wide = x.double()
+    expected = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+    got = select_kernels(CPU, dtype).rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def test_rope_turns_each_pair_of_halves_by_its_angle() -> None:
+    angles = torch.tensor([[0.0, 0.5], [1.0, 2.0]])
+    cosines, sines = angles.cos().repeat(1, 2)[:, None], torch.cat((-angles.sin(), angles.sin()), -1)[:, None]
+    x = randn(2, 3, 4, dtype=torch.float32)
+    turned = torch.complex(x[..., :2], x[..., 2:]) * torch.polar(torch.ones(2, 1, 2), angles[:, None])
+    got = select_kernels(CPU, torch.float32).rope(x, cosines, sines)
+    torch.testing.assert_close(got, torch.cat((turned.real, turned.imag), -1))
+
+
+def test_a_build_without_the_operators_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.interface.packed_linear_works", lambda dtype: False)
+    kernels = select_kernels(CPU, torch.float32)
+    assert (kernels.name, kernels.pack_linear(torch.ones(2, 2)).is_packed) == ("cpu", False)
+    monkeypatch.setattr("kernels.interface.flash_attention_works", lambda dtype: False)
+    assert select_kernels(CPU, torch.float32).name == "reference"
+
+
+def test_a_missing_operator_fails_its_self_test() -> None:
+    """Half precision or not, a fault of the operator is an answer, not an error."""
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as patch:
+        patch.delattr(torch.ops.mkldnn, "_reorder_linear_weight", raising=False)
+        patch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None, raising=False)
+        assert not self_test.packed_linear_works(torch.float32)
+    assert self_test.packed_linear_works(torch.float32)
