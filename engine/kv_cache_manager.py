@@ -168,15 +168,12 @@ class KVCacheManager:
     def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> None:
         """Extends the hashes to the first `num_blocks` blocks, which must be full; none is ever computed twice."""
         hashes, block_size = sequence.block_hashes, self.block_size
-        is_new = not hashes
-        num_known = 0
-        if is_new:
+        if not hashes:
             hashes += self._trunk_hashes.find(sequence)
-            num_known = len(hashes)
-        for index in range(len(hashes), num_blocks):
+        num_known = len(hashes)
+        for index in range(num_known, num_blocks):
             start, end = index * block_size, (index + 1) * block_size
             parent = hashes[index - 1] if index else self._root
             scope = scope_of_block(sequence.scopes, end)
             hashes.append(hash_block(parent, scope, sequence.token_ids[start:end]))
-        if is_new:
-            self._trunk_hashes.remember(sequence, num_known)
+        self._trunk_hashes.remember(sequence, num_known)
