@@ -21,7 +21,7 @@ from tests.byte_model import BYTE_VOCAB_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Without seconds: until `release`."""
+    """Without seconds: until `release`; one that came before the Pause counts."""
 
     seconds: float | None = None
 
@@ -61,6 +61,7 @@ class _Running:
     items: Iterator[Item]
     num_output: int = 0
     held: bool = False  # at a Pause without seconds
+    num_releases: int = 0  # that came before the Pause they are for
     due: float = 0.0  # not before this time
 
     @property
@@ -120,10 +121,13 @@ class ScriptedCore:
         return sum(r.held for r in self.running.values())
 
     def release(self, request_id: str | None = None) -> None:
-        """Lets one request (or all) that stands at a Pause go on."""
+        """Lets one request (or all that run) pass one Pause: the one it stands at, else the next it comes to."""
         for r in self.running.values():
             if request_id is None or r.request.request_id == request_id:
-                r.held, r.due = False, 0.0
+                if r.held:
+                    r.held = False
+                else:
+                    r.num_releases += 1
 
     def step(self) -> list[RequestOutput]:
         """One item of each request that is due. Raises EngineDeadError at a Die."""
@@ -144,7 +148,12 @@ class ScriptedCore:
         params, request_id = running.request.params, running.request.request_id
         item = next(running.items, None)
         if isinstance(item, Pause):
-            running.held, running.due = item.seconds is None, now + (item.seconds or 0.0)
+            if item.seconds is not None:
+                running.due = now + item.seconds
+            elif running.num_releases > 0:
+                running.num_releases -= 1
+            else:
+                running.held = True
             return None
         if isinstance(item, Fail):
             return _error(request_id, item.message, item.code, None)

@@ -13,7 +13,7 @@ and as a process, behind the real `engine.process` loop::
 
 where script.json is a list of items, the same for each request: 65, "text", {"pause": null}, {"pause": 0.01},
 {"fail": "message"}, {"die": "reason"}; without it the prompt is echoed. `release_request()`, submitted by any client,
-lets all that stand at a Pause go on.
+lets all that run pass one Pause each.
 
 A script gives, for each request, items: an int (one token id), bytes (their byte tokens, in one output), a list of ids
 (in one output), `Pause`, `Fail`, `Die`. After the last item the answer ends as with a model that draws its end token.
@@ -128,7 +128,7 @@ class ScriptedEngineClient:
         return len(self.core.running)
 
     def release(self, request_id: str | None = None) -> None:
-        """Lets one request (or all) that stands at a Pause go on."""
+        """Lets one request (or all that run) pass one Pause: the one it stands at, else the next it comes to."""
         self.core.release(request_id)
         self._go()
 
@@ -205,7 +205,7 @@ RELEASE_ID = "scripted-release"
 
 
 def release_request(number: int = 0) -> AddRequest:
-    """Lets everything that stands at a Pause in a scripted process go on; itself it ends at once."""
+    """Lets everything that runs in a scripted process pass one Pause; itself it ends at once."""
     return AddRequest(
         request_id=f"{RELEASE_ID}-{number}",
         prompt_ids=[0],
