@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import tempfile
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from openai.types.responses import ResponseStreamEvent
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+from pydantic import TypeAdapter
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from app.asgi import create_app
 from app.config import AssistantConfig, FileConfig, GatewayConfig, TenantConfig, hash_key
@@ -124,6 +129,16 @@ async def running_gateway(
             listener.close()
 
 
+@functools.cache
+def _event_models(is_websocket):
+    return TypeAdapter(ResponsesServerEvent if is_websocket else ResponseStreamEvent)
+
+
+def validate_event(event, *, is_websocket=False):
+    """The event passes the SDK's model of its type."""
+    _event_models(is_websocket).validate_python(event)
+
+
 def body(text="Hi", /, **fields):
     return {"model": "byte-model", "input": text, **fields}
 
@@ -180,6 +195,16 @@ async def receive_until(ws, stop=lambda e: e["type"] in (*TERMINAL, "error")):
     while not (events and stop(events[-1])):
         events.append(await receive(ws))
     return events
+
+
+async def receive_until_closed(ws):
+    """What still came, and the code that the server closed with; None where the connection was lost."""
+    events = []
+    try:
+        while True:
+            events.append(await receive(ws))
+    except ConnectionClosed as e:
+        return events, e.rcvd.code if e.rcvd else None
 
 
 def output_text(response):

@@ -4,8 +4,7 @@ import asyncio
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseItemList, ResponseStreamEvent
-from pydantic import TypeAdapter
+from openai.types.responses import Response, ResponseItemList
 
 from app.ids import try_parse_response_id
 from tests.app.session_store import session_server
@@ -24,6 +23,7 @@ from tests.app.stateful_gateway import (
     running_gateway,
     sse_events,
     stream,
+    validate_event,
 )
 from tests.scripted_engine import Die, Fail, Pause, say
 
@@ -80,7 +80,7 @@ async def test_a_response_says_everything_the_sdk_expects(http):
 async def test_events_come_in_openais_order_and_agree(http):
     events = await stream(http, "Hi")
     for event in events:
-        TypeAdapter(ResponseStreamEvent).validate_python(event)
+        validate_event(event)
     assert_contiguous(events)
     kinds = [e["type"].removeprefix("response.") for e in events]
     assert kinds == [
@@ -111,7 +111,7 @@ async def test_an_answer_without_text_is_a_message_without_text(store):
 async def test_log_probabilities_come_where_they_were_asked_for(http):
     events = await stream(http, "Hi", top_logprobs=2, include=["message.output_text.logprobs"])
     for event in events:
-        TypeAdapter(ResponseStreamEvent).validate_python(event)
+        validate_event(event)
     entries = [entry for e in events if e["type"].endswith("text.delta") for entry in e["logprobs"]]
     assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == HELLO
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
@@ -501,7 +501,7 @@ async def test_b19_a_failure_after_the_200_ends_with_an_error(store, item):
         events = await stream(http)
         assert_contiguous(events)
         for event in events:
-            TypeAdapter(ResponseStreamEvent).validate_python(event)
+            validate_event(event)
         last = events[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
         assert last["response"]["error"]["message"]
