@@ -1,10 +1,13 @@
-"""A browser for the session, a fresh profile and a fresh fake server for each test."""
+"""One browser, one tab and one fake server for all tests; each test finds them as new.
+
+A new tab a test costs a second, most of it for files that do not change; a reset costs a quarter of that.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, expect, sync_playwright
 
 from tests import needs
 from tests.browser.fake_server import FakeServer
@@ -20,42 +23,30 @@ CHROMIUM_ARGS = [
     "--disable-sync",
 ]
 GUARD_MS = 30_000
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    path = needs.chromium()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(path), args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    server.start()
-    yield server
-    server.stop()
+DESK = {"width": 1280, "height": 800}
 
 
 @dataclass
 class Watch:
     """What no page may do: ask another origin, open a dialog, break its own policy, throw."""
 
-    origin: str = ""
+    origin: str
     foreign: list[str] = field(default_factory=list)
     dialogs: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-
-    def assert_clean(self) -> None:
-        assert (self.foreign, self.dialogs, self.errors) == ([], [], [])
 
     def over(self, page: Page) -> None:
         page.on("request", self._on_request)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", self._on_console)
-        page.on("dialog", lambda dialog: (self.dialogs.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", self._on_dialog)
+
+    def assert_clean(self) -> None:
+        assert (self.foreign, self.dialogs, self.errors) == ([], [], [])
+
+    def forget(self) -> None:
+        for kept in (self.foreign, self.dialogs, self.errors):
+            kept.clear()
 
     def _on_request(self, request: Request) -> None:
         if not request.url.startswith((self.origin, "data:", "blob:")):
@@ -63,29 +54,72 @@ class Watch:
 
     def _on_console(self, message: ConsoleMessage) -> None:
         # A socket or a fetch that a test breaks on purpose is logged by the browser, not by the page.
-        if message.type == "error" and "WebSocket connection" not in message.text and "Failed to load" not in message.text:
+        on_purpose = any(words in message.text for words in ("WebSocket connection", "Failed to load"))
+        if message.type == "error" and not on_purpose:
             self.errors.append(message.text)
 
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = needs.chromium()
+    expect.set_options(timeout=GUARD_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(path), args=CHROMIUM_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def running_server() -> Iterator[FakeServer]:
+    server = FakeServer()
+    server.start()
+    yield server
+    server.stop()
+
 
 @pytest.fixture
-def watch(server: FakeServer) -> Watch:
-    return Watch(origin=server.url)
+def server(running_server: FakeServer) -> FakeServer:
+    running_server.reset()
+    return running_server
 
 
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="light")
+@pytest.fixture(scope="session")
+def tab(browser: Browser, running_server: FakeServer) -> Iterator[tuple[Page, Watch]]:
+    context = browser.new_context(viewport=DESK, color_scheme="light")
     context.set_default_timeout(GUARD_MS)
-    yield context
+    page = context.new_page()
+    watch = Watch(running_server.url)
+    watch.over(page)
+    page.goto(running_server.url)
+    yield page, watch
     context.close()
 
 
 @pytest.fixture
-def page(context: BrowserContext, server: FakeServer, watch: Watch) -> Iterator[Page]:
-    """The chat page, loaded, its assistants shown. Afterwards it must have behaved."""
-    page = context.new_page()
-    watch.over(page)
+def watch(tab: tuple[Page, Watch]) -> Watch:
+    return tab[1]
+
+
+@pytest.fixture
+def page(tab: tuple[Page, Watch], server: FakeServer) -> Iterator[Page]:
+    """The chat page, newly loaded, its assistants shown. Afterwards it must have behaved."""
+    page, watch = tab
+    page.set_viewport_size(DESK)
+    page.emulate_media(color_scheme="light")
+    # The page that goes writes what it has: it must be gone before the storage is emptied.
+    page.goto(f"{server.url}/static/icon.svg")
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    watch.forget()
     page.goto(server.url)
     page.get_by_role("radio").first.wait_for(state="attached")
     yield page
+    page.unroute_all()
+    page.context.clear_permissions()
+    for other in page.context.pages:
+        if other is not page:
+            other.close()
     watch.assert_clean()

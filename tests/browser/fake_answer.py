@@ -47,7 +47,13 @@ class FakeAnswer:
         """The response object, as GET /v1/responses/{id} gives it."""
         ended = self.status != "in_progress"
         content = [{"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}]
-        item = {"type": "message", "id": f"msg_{self.id}", "role": "assistant", "status": "completed", "content": content}
+        item = {
+            "type": "message",
+            "id": f"msg_{self.id}",
+            "role": "assistant",
+            "status": "completed",
+            "content": content,
+        }
         usage = {
             "input_tokens": self.input_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
@@ -102,7 +108,8 @@ class FakeAnswer:
         position = after + 1
         while True:
             async with self._changed:
-                await self._changed.wait_for(lambda: len(self.events) > position or self.status != "in_progress")
+                while position >= len(self.events) and self.status == "in_progress":
+                    await self._changed.wait()
             if position >= len(self.events):
                 return
             yield self.events[position]

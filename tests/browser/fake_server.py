@@ -1,6 +1,7 @@
 """The page with a server behind it that says what a test wants: the Responses events on a websocket, no engine."""
 
 import asyncio
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -35,7 +36,7 @@ Plan = Sequence[Step] | Refusal
 
 
 class FakeServer:
-    """Runs in a thread of its own between `start` and `stop`; every public method may be called from the test's thread."""
+    """Runs in a thread of its own between `start` and `stop`; the public methods are the test thread's."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []  # what the page has sent, in order
@@ -53,6 +54,17 @@ class FakeServer:
         self.port = 0
 
     # -------------------------------------------------------------- the test's side
+    def reset(self) -> None:
+        """As new, but for the port: nothing said, nothing planned, no answer under way."""
+
+        async def reset() -> None:
+            for task in self._tasks:
+                task.cancel()
+            self.messages, self.answers, self._plans, self._number = [], {}, deque(), 0
+            self.resumes = self.confirms = self.open = True
+
+        self._call(reset)
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
@@ -82,26 +94,22 @@ class FakeServer:
         """Closes every socket, as a server does that goes away."""
 
         async def drop() -> None:
-            for socket in list(self._sockets):
-                await socket.close(1012)
+            for websocket in list(self._sockets):
+                await websocket.close(1012)
 
         self._call(drop)
 
     def start(self) -> None:
-        config = uvicorn.Config(self._app(), host="127.0.0.1", port=0, log_level="error", ws="websockets-sansio")
-        self._server = uvicorn.Server(config)
+        config = uvicorn.Config(self._app(), log_level="error", ws="websockets-sansio")
+        self._server = server = uvicorn.Server(config)
+        listener = socket.create_server(("127.0.0.1", 0))  # connections wait in it until the server takes them
+        self.port = listener.getsockname()[1]
         started = threading.Event()
 
         async def serve() -> None:
-            assert self._server is not None
             self._loop = asyncio.get_running_loop()
-            serving = asyncio.ensure_future(self._server.serve())
-            while not self._server.started and not serving.done():
-                await asyncio.sleep(0.01)
-            if self._server.started:
-                self.port = self._server.servers[0].sockets[0].getsockname()[1]
             started.set()
-            await serving
+            await server.serve(sockets=[listener])
             for task in self._tasks:
                 task.cancel()
 
@@ -140,7 +148,12 @@ class FakeServer:
     async def _retrieve(self, request: Request) -> Response:
         answer = self.answers.get(request.path_params["id"])
         if answer is None:
-            error = {"message": "no such response", "type": "not_found_error", "code": "response_not_found", "param": None}
+            error = {
+                "message": "no such response",
+                "type": "not_found_error",
+                "code": "response_not_found",
+                "param": None,
+            }
             return JSONResponse({"error": error}, 404)
         return JSONResponse(answer.response())
 
@@ -149,59 +162,59 @@ class FakeServer:
         answer.cancel()
         return JSONResponse(answer.response())
 
-    async def _socket(self, socket: WebSocket) -> None:
+    async def _socket(self, websocket: WebSocket) -> None:
         if not self.open:
-            await socket.close()
+            await websocket.close()
             return
-        await socket.accept()
-        self._sockets.add(socket)
+        await websocket.accept()
+        self._sockets.add(websocket)
         try:
             while True:
-                message = await socket.receive_json()
+                message = await websocket.receive_json()
                 self.messages.append(message)
-                await self._on_message(socket, message)
+                await self._on_message(websocket, message)
         except WebSocketDisconnect:
             pass
         finally:
-            self._sockets.discard(socket)
+            self._sockets.discard(websocket)
 
-    async def _on_message(self, socket: WebSocket, message: dict[str, Any]) -> None:
+    async def _on_message(self, websocket: WebSocket, message: dict[str, Any]) -> None:
         stream_id = message.get("stream_id")
         answer = self.answers.get(message.get("response_id", ""))
         if message["type"] == "response.create":
             if self.confirms:
-                await self._create(socket, message)
+                await self._create(websocket, message)
         elif message["type"] == "response.resume" and not self.resumes:
-            await self._error(socket, None, "unknown_event", "unknown event type")
+            await self._error(websocket, None, "unknown_event", "unknown event type")
         elif answer is None:
-            await self._error(socket, stream_id, "response_not_found", "no such response")
+            await self._error(websocket, stream_id, "response_not_found", "no such response")
         elif message["type"] == "response.cancel":
             answer.cancel()
         elif message["type"] == "response.resume":
-            self._spawn(self._forward(socket, answer, message["starting_after"], stream_id))
+            self._spawn(self._forward(websocket, answer, message["starting_after"], stream_id))
 
-    async def _create(self, socket: WebSocket, message: dict[str, Any]) -> None:
+    async def _create(self, websocket: WebSocket, message: dict[str, Any]) -> None:
         plan = self._plans.popleft() if self._plans else (f"You said: {message['input']}",)
         if isinstance(plan, Refusal):
-            await self._error(socket, message["stream_id"], plan.code, plan.message)
+            await self._error(websocket, message["stream_id"], plan.code, plan.message)
             return
         self._number += 1
         id = f"resp_{self._number}"
         answer = FakeAnswer(id, message["model"], plan, message.get("previous_response_id"))
         self.answers[id] = answer
         self._spawn(answer.run())
-        self._spawn(self._forward(socket, answer, -1, message["stream_id"]))
+        self._spawn(self._forward(websocket, answer, -1, message["stream_id"]))
 
-    async def _forward(self, socket: WebSocket, answer: FakeAnswer, after: int, stream_id: str) -> None:
+    async def _forward(self, websocket: WebSocket, answer: FakeAnswer, after: int, stream_id: str) -> None:
         async for event in answer.follow(after):
-            if socket not in self._sockets:
+            if websocket not in self._sockets:
                 return
-            await socket.send_json({**event, "stream_id": stream_id})
+            await websocket.send_json({**event, "stream_id": stream_id})
 
-    async def _error(self, socket: WebSocket, stream_id: str | None, code: str, message: str) -> None:
+    async def _error(self, websocket: WebSocket, stream_id: str | None, code: str, message: str) -> None:
         error = {"message": message, "type": "invalid_request_error", "code": code, "param": None}
         event: dict[str, Any] = {"type": "error", "status": 400, "error": error}
-        await socket.send_json(event if stream_id is None else {**event, "stream_id": stream_id})
+        await websocket.send_json(event if stream_id is None else {**event, "stream_id": stream_id})
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -28,6 +28,7 @@ export class Chat {
   #api;
   #place;
   #lanes = null;
+  #loading = false;
   #saving = new Map(); // conversation id -> timer
 
   /** `place.get()` and `place.set(id | null)`: the conversation that this tab shows, kept over a reload. */
@@ -66,6 +67,8 @@ export class Chat {
   }
 
   async loadModels() {
+    if (this.#loading) return;
+    this.#loading = true;
     try {
       const models = await this.#api.fetchModels();
       const first = models.find((model) => assistantOf(model.id) !== null) ?? models[0];
@@ -73,6 +76,8 @@ export class Chat {
       this.#store.set({ models, model, modelsProblem: models.length ? null : { message: "The server serves no model." } });
     } catch (problem) {
       this.#store.set({ modelsProblem: problem });
+    } finally {
+      this.#loading = false;
     }
   }
 
@@ -158,7 +163,7 @@ export class Chat {
     const mine = this.#state.conversations[id];
     const stored = mine ? this.#archive.load(id) : null;
     if (!stored) return;
-    const next = talk.runningTurnsOf(mine).length > 0 ? talk.merge(mine, stored) : stored;
+    const next = talk.takeOver(mine, stored, (turn) => this.#lanes.has(turn.answer.key));
     this.#store.set({ conversations: { ...this.#state.conversations, [id]: next } });
     const confirmed = talk.runningTurnsOf(next).filter((turn) => turn.answer.responseId !== null);
     for (const turn of confirmed) this.#lanes.adopt(placeOf(next, turn));
@@ -225,7 +230,7 @@ export class Chat {
     this.#saving.delete(id);
     const mine = this.#state.conversations[id];
     const stored = this.#archive.load(id);
-    const conversation = stored ? talk.merge(mine, stored) : mine;
+    const conversation = stored ? talk.addMissing(mine, stored) : mine;
     if (conversation !== mine) this.#store.set({ conversations: { ...this.#state.conversations, [id]: conversation } });
     this.#archive.save(conversation);
     this.#store.set({ recents: this.#archive.list() });

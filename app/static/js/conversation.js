@@ -68,12 +68,18 @@ export function parentResponseOf(conversation, turn) {
 export const runningTurnsOf = (conversation) => Object.values(conversation.turns).filter((turn) => isRunning(turn.answer));
 
 /** `mine`, and the turns that another tab has added to its copy of the same conversation. */
-export function merge(mine, stored) {
+export function addMissing(mine, stored) {
   const missing = Object.values(stored.turns).filter((turn) => !mine.turns[turn.id]);
   if (missing.length === 0) return mine;
   const turns = { ...mine.turns };
   for (const turn of missing) turns[turn.id] = turn;
   return { ...mine, turns, chosen: { ...stored.chosen, ...mine.chosen } };
+}
+
+/** What another tab has just stored, but for the turns that `isOurs`: those this tab knows better. */
+export function takeOver(mine, stored, isOurs) {
+  const ours = Object.values(mine.turns).filter(isOurs);
+  return { ...stored, turns: { ...stored.turns, ...Object.fromEntries(ours.map((turn) => [turn.id, turn])) } };
 }
 
 function titleOf(prompt) {

@@ -49,6 +49,11 @@ export class Lanes {
     if (this.#connection.status === "open") this.#resume(lane);
   }
 
+  /** Whether the answer is under way in this page. */
+  has(key) {
+    return this.#lanes.has(key);
+  }
+
   stop(key) {
     const lane = this.#lanes.get(key);
     const answer = lane && this.#book.read(lane);

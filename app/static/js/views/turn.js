@@ -53,14 +53,16 @@ function State({ turn, chat }) {
 }
 
 function Actions({ turn, position, count, chat }) {
+  const isWhole = !["failed", "unsent"].includes(turn.answer.status); // otherwise "Try again" stands above
   return html`<div class="under">
     <${Measures} answer=${turn.answer} />
     <div class="actions">
       ${count > 1 && html`<${Variants} turn=${turn} position=${position} count=${count} chat=${chat} />`}
       ${turn.answer.text && html`<${CopyAnswer} text=${turn.answer.text} />`}
-      <button type="button" class="ghost" aria-label="Regenerate" title="Regenerate" onClick=${() => chat.regenerate(turn)}>
+      ${isWhole &&
+      html`<button type="button" class="ghost" aria-label="Regenerate" title="Regenerate" onClick=${() => chat.regenerate(turn)}>
         <${Icon} name="again" size=${16} />
-      </button>
+      </button>`}
     </div>
   </div>`;
 }
