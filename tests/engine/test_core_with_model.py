@@ -1,0 +1,134 @@
+"""The core over a real (tiny, random, float32) model: an answer does not depend on who else is served, or when."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.model_runner import ModelRunner
+from engine.models.prepare import prepare
+from engine.prepared import PreparedModel
+from engine.protocol import END, AddRequest, Scope
+from engine.sampling_params import SamplingParams
+from tests.tiny_model import make_tiny
+
+TRUNK = [(5 * i + 3) % 380 for i in range(45)]
+PROMPTS = [[*TRUNK[: 9 * (i % 6)], *((11 * i + 7 * j) % 380 for j in range(3 + i))] for i in range(20)]
+MAX_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    path: Path = tmp_path_factory.mktemp("model")
+    return prepare(str(make_tiny(path / "tiny", tie_word_embeddings=False)), path / "state", "float32", lambda *_: None)
+
+
+@dataclass
+class Engine:
+    """Blocks of 8 tokens, shadow KV on, integrity checked after every step."""
+
+    model: PreparedModel
+    settings: dict[str, Any]
+    core: EngineCore = field(init=False)
+    answers: dict[str, list[int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        settings = {"dtype": "float32", "device": "cpu", "block_size": 8, "num_blocks": 400, "threads": 1}
+        config = EngineConfig(model_dir=str(self.model.path), check_kv=True, **{**settings, **self.settings})
+        runner = ModelRunner(self.model, config)
+        self.core = EngineCore(config, runner.info, runner)
+
+    def add(self, request_id: str, prompt_ids: list[int], **params: Any) -> None:
+        params = {"max_tokens": MAX_TOKENS, "temperature": 0.0, **params}
+        request = AddRequest(
+            request_id=request_id, prompt_ids=prompt_ids, params=SamplingParams(**params), scopes=[Scope(END, b"")]
+        )
+        assert self.core.add(request) is None
+        self.answers[request_id] = []
+
+    def step(self) -> None:
+        for output in self.core.step():
+            assert output.error is None
+            self.answers[output.request_id] += output.token_ids
+        self.core.check_integrity()
+
+    def run(self) -> dict[str, list[int]]:
+        while self.core.has_work:
+            self.step()
+        return self.answers
+
+    def ask(self, prompt_ids: list[int], **params: Any) -> list[int]:
+        self.add("ask", prompt_ids, **params)
+        return self.run()["ask"]
+
+
+def ask_all(model: PreparedModel, **settings: Any) -> tuple[list[list[int]], EngineCore]:
+    engine = Engine(model, settings)
+    for i, prompt_ids in enumerate(PROMPTS):
+        engine.add(str(i), prompt_ids)
+    return list(engine.run().values()), engine.core
+
+
+@pytest.fixture(scope="module")
+def alone(model: PreparedModel) -> list[list[int]]:
+    """Each prompt in an engine that has seen nothing and shares nothing."""
+    engine = Engine(model, {"enable_prefix_caching": False})
+    answers = [engine.ask(prompt_ids) for prompt_ids in PROMPTS]
+    assert len({tuple(answer) for answer in answers}) == 20
+    return answers
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize("max_num_batched_tokens", [512, 70])
+def test_twenty_together_answer_as_alone(model, alone, enable_prefix_caching, max_num_batched_tokens):
+    answers, core = ask_all(
+        model, enable_prefix_caching=enable_prefix_caching, max_num_batched_tokens=max_num_batched_tokens
+    )
+    assert answers == alone
+    assert (core.stats().hit_tokens > 0) == enable_prefix_caching
+
+
+def test_b01_warm_answers_are_those_of_a_cold_cache(model, alone):
+    engine = Engine(model, {"num_blocks": 60})
+    for i, prompt_ids in enumerate(PROMPTS):
+        engine.ask([*TRUNK[: i + 20], i], max_tokens=i % 5 + 1, stop_token_ids=(alone[i][0],))
+        assert engine.ask(prompt_ids) == alone[i]
+        assert engine.ask(prompt_ids) == alone[i]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4])
+def test_b02_an_abort_after_any_chunk_poisons_nothing(model, alone, num_steps):
+    engine = Engine(model, {"num_blocks": 40, "max_num_seqs": 16, "max_num_batched_tokens": 16})
+    engine.add("cut", PROMPTS[17])
+    for _ in range(num_steps):
+        engine.step()
+    engine.core.abort(["cut"])
+    assert engine.ask(PROMPTS[17]) == alone[17]
+    assert engine.ask(PROMPTS[16]) == alone[16]
+    assert engine.ask(PROMPTS[17]) == alone[17]
+
+
+@pytest.mark.parametrize("num_blocks", [14, 18, 24])
+def test_b09_preempted_requests_answer_as_alone(model, alone, num_blocks):
+    answers, core = ask_all(model, num_blocks=num_blocks, max_num_seqs=6)
+    assert answers == alone
+    assert core.stats().preemptions > 0
+
+
+def test_b28_a_seed_does_not_depend_on_its_neighbours(model):
+    seeded = {"temperature": 1.0, "seed": 7}
+    alone = Engine(model, {}).ask(PROMPTS[5], **seeded)
+    assert Engine(model, {}).ask(PROMPTS[5], temperature=1.0, seed=8) != alone
+    for first_steps, num_blocks in ((0, 400), (5, 400), (0, 18)):
+        engine = Engine(model, {"num_blocks": num_blocks, "max_num_seqs": 8})
+        for i in range(7):
+            engine.add(f"unseeded {i}", PROMPTS[i], temperature=1.0)
+        for _ in range(first_steps):
+            engine.step()
+        engine.add("seeded", PROMPTS[5], **seeded)
+        assert engine.run()["seeded"] == alone
+        assert (engine.core.stats().preemptions > 0) == (num_blocks == 18)
+        assert engine.ask(PROMPTS[5], **seeded) == alone  # now from the cache
