@@ -6,6 +6,7 @@ chat_template.jinja      if the model has one
 weights-<dtype>.safetensors   Hugging Face names, one file for each dtype that was asked for
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from engine.config import ModelConfig
 from engine.errors import ModelNotSupported
 
 FORMAT_VERSION = 1
+
+
+def default_state_dir() -> Path:
+    """Where prepared models, the server's secret and the embedded database live unless told otherwise."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "trunkline"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
