@@ -60,7 +60,7 @@ class OriginGuard:
         self._is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        error = self.find_refusal(scope) if scope["type"] in ("http", "websocket") else None
         if error is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -69,7 +69,8 @@ class OriginGuard:
             await receive()  # websocket.connect
             await _deny(scope, receive, send, error)
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def find_refusal(self, scope: Scope) -> ApiError | None:
+        """Why this connection is refused; None if it is not."""
         host = (header(scope, b"host") or "").lower()
         if self._is_open and host and host not in self._allowed_hosts and not is_loopback(_host_name(host)):
             return Forbidden("An open server answers to loopback names only.", code="host_not_allowed")

@@ -1,0 +1,52 @@
+"""Liveness, readiness, counters, and who may read them."""
+
+import asyncio
+from pathlib import Path
+
+from app.config import FileConfig
+from tests.app.serving import serving
+from tests.scripted_engine import Pause, ScriptedEngineClient
+
+KEYED = FileConfig.model_validate({"admin_key": "the-admin-key", "tenants": [{"id": "a", "key": "key-of-a-123"}]})
+
+
+async def test_stats_idle_and_while_one_runs(tmp_path: Path) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [Pause(), b"x"])
+    async with serving(tmp_path, engine) as gateway:
+        idle = (await gateway.client.get("/admin/stats")).json()
+        assert idle["requests"] == {"running": 0, "waiting": 0}
+        assert idle["blocks"] == {"total": 1024, "free": 1024, "cached": 0, "referenced": 0, "pinned": 0}
+        assert idle["prefix_cache"] == {"query_tokens": 0, "hit_tokens": 0}
+        chat = asyncio.create_task(gateway.chat())
+        await engine.wait_paused()
+        busy = (await gateway.client.get("/admin/stats")).json()
+        assert (busy["requests"]["running"], busy["blocks"]["referenced"]) == (1, 1)
+        assert "trunkline_requests_running 1.0" in (await gateway.client.get("/metrics")).text
+        engine.release()
+        await chat
+        assert "trunkline_requests_running 0.0" in (await gateway.client.get("/metrics")).text
+
+
+async def test_keys(tmp_path: Path) -> None:
+    async with serving(tmp_path, file_config=KEYED) as gateway:
+        for path in ("/admin/stats", "/metrics"):
+            for key, status in ((None, 401), ("wrong", 401), ("key-of-a-123", 403), ("the-admin-key", 200)):
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                response = await gateway.client.get(path, headers=headers)
+                assert response.status_code == status, (path, key)
+        for path in ("/health", "/ready"):
+            assert (await gateway.client.get(path)).status_code == 200
+
+
+async def test_without_an_engine(tmp_path: Path) -> None:
+    async with serving(tmp_path, ScriptedEngineClient(ready=False)) as gateway:
+        assert (await gateway.client.get("/health")).status_code == 200
+        for path in ("/ready", "/admin/stats"):
+            response = await gateway.client.get(path)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "engine_unavailable"
+        metrics = await gateway.client.get("/metrics")
+        assert metrics.status_code == 200
+        assert "trunkline_engine_up 0.0" in metrics.text
+        assert "trunkline_requests_running" not in metrics.text
+        assert (await gateway.client.get("/v1/models")).status_code == 200

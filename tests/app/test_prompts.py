@@ -1,0 +1,138 @@
+"""Prompts: ids, scopes, and answers that find their ids again."""
+
+from pathlib import Path
+
+import pytest
+
+from app.assistants import Assistant, Assistants
+from app.config import AssistantConfig
+from app.errors import BadRequest
+from app.prompts import THREAD_FROM_CHARACTERS, KeptAnswers, PromptBuilder, num_common
+from app.scopes import Scopes
+from app.tenants import Tenant
+from engine.protocol import END, Scope
+from engine.text.chat_template import ChatTemplate, Message
+from engine.text.tokenizer import Tokenizer
+from tests.byte_model import IM_END, IM_START, make_byte_model
+
+A, B = Tenant("a"), Tenant("b")
+SCOPES = Scopes(b"s" * 32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, ChatTemplate]:
+    prepared = make_byte_model(tmp_path_factory.mktemp("model"))
+    tokenizer = Tokenizer.load(prepared)
+    return tokenizer, ChatTemplate(prepared.chat_template or "", tokenizer)
+
+
+@pytest.fixture
+def builder(model: tuple[Tokenizer, ChatTemplate]) -> PromptBuilder:
+    return PromptBuilder(*model, SCOPES)
+
+
+@pytest.fixture(scope="module")
+def assistant(model: tuple[Tokenizer, ChatTemplate]) -> Assistant:
+    config = AssistantConfig(id="support", tenant="a", instructions="Be kind.")
+    built = Assistants.build([config], lambda text: model[1].trunk_ids([Message("system", text)]), SCOPES)
+    return next(iter(built))
+
+
+def turn(role: str, text: str) -> list[int]:
+    return [IM_START, *f"{role}\n{text}".encode(), IM_END, 10]
+
+
+ANSWER = [IM_START, *b"assistant\n"]
+
+
+async def test_a_chat(builder: PromptBuilder) -> None:
+    prompt = await builder.build(A, [Message("user", "hi")])
+    assert prompt.token_ids == [*turn("user", "hi"), *ANSWER]
+    assert prompt.scopes == [Scope(END, SCOPES.private_key("a", None, None))]
+    without = await builder.build(A, [Message("user", "hi")], add_generation_prompt=False)
+    assert without.token_ids == turn("user", "hi")
+
+
+async def test_an_assistant_is_shared_up_to_where_the_user_begins(builder: PromptBuilder, assistant: Assistant) -> None:
+    prompt = await builder.build(A, [Message("user", "hi")], assistant=assistant)
+    assert prompt.token_ids == [*turn("system", "Be kind."), *turn("user", "hi"), *ANSWER]
+    trunk = [*turn("system", "Be kind."), IM_START, *b"user\n"]
+    assert list(assistant.trunk_ids) == trunk
+    assert prompt.scopes == [Scope(len(trunk), assistant.scope_key), Scope(END, SCOPES.private_key("a", None, None))]
+    assert builder.trunk_prompt(assistant).scopes == [Scope(END, assistant.scope_key)]
+
+
+async def test_salts_narrow_the_private_part_only(builder: PromptBuilder, assistant: Assistant) -> None:
+    async def scopes(tenant: Tenant, **salts: str) -> tuple[bytes, bytes]:
+        prompt = await builder.build(tenant, [Message("user", "hi")], assistant=assistant, **salts)
+        return prompt.scopes[0].key, prompt.private_key
+
+    seen = [
+        await scopes(A),
+        await scopes(A, cache_salt="x"),
+        await scopes(A, prompt_cache_key="x"),
+        await scopes(B),
+        await scopes(B, cache_salt="x"),
+    ]
+    assert {trunk for trunk, _ in seen} == {assistant.scope_key}
+    assert len({private for _, private in seen}) == 5
+
+
+async def test_a_history_finds_the_ids_of_its_answers(builder: PromptBuilder) -> None:
+    """`prompt(t + 1)` starts with `prompt(t) + output(t)`, whatever ids the answer was made of."""
+    first = await builder.build(A, [Message("user", "hi")])
+    output = [IM_START, *b"x"]  # ids that no text would be encoded to
+    builder.remember(first, "odd", output)
+    history = [Message("user", "hi"), Message("assistant", "odd"), Message("user", "why?")]
+    second = await builder.build(A, history)
+    assert second.token_ids[: len(first.token_ids) + 2] == first.token_ids + output
+    assert second.template_changed == ()
+    for other in (await builder.build(B, history), await builder.build(A, history, cache_salt="x")):
+        assert output != other.token_ids[len(first.token_ids) : len(first.token_ids) + 2], "another scope's ids"
+
+
+async def test_completions_are_plain_text_or_ids(builder: PromptBuilder) -> None:
+    text, ids = await builder.build_completions(A, ["a<|im_end|>", [1, 2]])
+    assert text.token_ids == list(b"a<|im_end|>")
+    assert (text.text, ids.text) == ("a<|im_end|>", None)
+    assert ids.token_ids == [1, 2]
+    assert text.scopes == ids.scopes == [Scope(END, SCOPES.private_key("a", None, None))]
+
+
+async def test_b22_what_the_template_refuses_is_a_bad_request(model: tuple[Tokenizer, ChatTemplate]) -> None:
+    builder = PromptBuilder(model[0], ChatTemplate("{{ raise_exception('not like this') }}", model[0]), SCOPES)
+    for text in ("short", "x" * (THREAD_FROM_CHARACTERS + 1)):
+        with pytest.raises(BadRequest) as caught:
+            await builder.build(A, [Message("user", text)])
+        assert caught.value.status == 400
+        assert caught.value.param == "messages"
+
+
+async def test_long_texts_give_the_same_ids(builder: PromptBuilder) -> None:
+    text = "word " * THREAD_FROM_CHARACTERS
+    prompt = await builder.build(A, [Message("user", text)])
+    assert prompt.token_ids == [*turn("user", text), *ANSWER]
+
+
+def test_kept_answers_are_bounded() -> None:
+    kept = KeptAnswers(max_tokens=10)
+    kept.remember(b"s", "one", [1] * 4)
+    kept.remember(b"s", "two", [2] * 4)
+    assert kept.take(b"s", "one") == (1,) * 4
+    kept.remember(b"s", "three", [3] * 4)
+    assert kept.take(b"s", "two") is None, "the one used least recently went"
+    assert kept.take(b"s", "one") == (1,) * 4
+    kept.remember(b"s", "one", [9] * 6)
+    assert (kept.take(b"s", "one"), kept.take(b"s", "three")) == ((9,) * 6, (3,) * 4)
+    kept.remember(b"s", "long", [1] * 11)
+    kept.remember(b"s", "", [])
+    assert len(kept) == 2
+    assert kept.take(b"t", "one") is None
+
+
+def test_common_prefix() -> None:
+    assert [num_common(a, b) for a, b in (([1, 2], [1, 3]), ([1], [1, 2]), ([], [1]), ([1, 2], [1, 2]))] == [1, 1, 0, 2]
+
+
+def test_the_prompt_of_a_model(tmp_path: Path) -> None:
+    assert make_byte_model(tmp_path).manifest.name == "byte-model"
