@@ -6,6 +6,7 @@ token budget. Chunked prefill, prefix cache hits and resuming after a preemption
 
 from dataclasses import dataclass
 
+from engine.errors import EngineError
 from engine.followers import Followers
 from engine.forest import SharedNode, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
@@ -43,7 +44,7 @@ class Scheduler:
 
     def __init__(self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
-            raise ValueError(
+            raise EngineError(
                 "max_num_seqs must be from 1 to max_num_batched_tokens, so that each running sequence can have a token "
                 f"in each step; got {max_num_seqs} and {max_num_batched_tokens}"
             )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.errors import EngineError
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, ErrorInfo, FinishReason, Scope
 from engine.scheduled_batch import SampledToken, StepResult
@@ -61,7 +62,7 @@ def test_no_more_sequences_run_than_there_are_places():
 
 def test_a_budget_below_one_token_for_each_is_refused():
     kv = KVCacheManager(4, 8, b"root")
-    with pytest.raises(ValueError, match=r"max_num_seqs must be from 1 to max_num_batched_tokens.*got 9 and 8"):
+    with pytest.raises(EngineError, match=r"max_num_seqs must be from 1 to max_num_batched_tokens.*got 9 and 8"):
         Scheduler(kv, max_num_seqs=9, max_num_batched_tokens=8)
 
 
