@@ -71,6 +71,7 @@ def main() -> int:
     parser.add_argument("source", help="Hugging Face directory, hub id or .gguf file")
     parser.add_argument("--state-dir", type=Path, required=True)
     parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"], help="what --dtype auto is for")
     options = parser.parse_args()
 
     shown = -1
@@ -84,7 +85,8 @@ def main() -> int:
             print(f"\r{what} {done / 2**20:,.0f} / {total / 2**20:,.0f} MiB", end=end, file=sys.stderr, flush=True)
 
     try:
-        model = prepare(options.source, options.state_dir, options.dtype, progress)
+        dtype = resolve_dtype(options.dtype, options.device)
+        model = prepare(options.source, options.state_dir, dtype, progress)
     except ModelNotSupported as e:
         print(e, file=sys.stderr)
         return 1
