@@ -93,8 +93,10 @@ class ResponseNode:
 
 
 def node_from_fields(response_id: ResponseId, fields: Mapping[bytes, bytes]) -> ResponseNode:
-    """Raises msgspec.MsgspecError or KeyError when the hash was not written by `created_fields`."""
+    """Raises msgspec.MsgspecError, KeyError or ValueError when the hash was not written for this id."""
     response: dict[str, Any] = msgspec.json.decode(fields[b"response"])
+    if response["id"] != str(response_id):
+        raise ValueError(f"asked for {response_id}, got the node of {response['id']}")
     response |= {name: msgspec.json.decode(fields[name.encode()]) for name in RESULT_FIELDS}
     response["status"] = fields[b"status"].decode()
     return ResponseNode(

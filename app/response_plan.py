@@ -13,6 +13,7 @@ from app.events import Item, Prompt, ResponseObject
 from app.generation import Generation
 from app.ids import new_response_id, try_parse_response_id
 from app.models import find_assistant_of_model
+from app.prompts import BuiltPrompt
 from app.response_input import parse_input
 from app.response_node import HistoryMessage, ResponseNode
 from app.response_schema import CreateResponse, parse_create
@@ -53,6 +54,7 @@ class Plan:
     node: ResponseNode
     generation: Generation
     """Not entered yet: nothing has been submitted."""
+    prompt: BuiltPrompt
     history: tuple[HistoryMessage, ...]
     """Everything said before the node's own input."""
 
@@ -99,7 +101,7 @@ class ResponsePlanner:
             stream_id=stream_id,
             response=self._response(str(response_id), request, params, assistant),
         )
-        return Plan(node, generation, history)
+        return Plan(node, generation, prompt, history)
 
     async def _find_parent(
         self, tenant: Tenant, previous_id: str | None, unstored: Mapping[str, Parent]

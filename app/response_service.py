@@ -63,6 +63,7 @@ class ResponseService:
         self._sessions = sessions
         self._log = log
         self._now = now
+        self._prompts = services.prompts
         self._planner = ResponsePlanner(services, sessions, now)
         self._to_logprob = _logprob_writer(services.tokenizer)
         self._writer = EventWriter(log)
@@ -134,11 +135,17 @@ class ResponseService:
         return Started(run, LogCursor(self._log, response_id, -1), plan.history)
 
     def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
+        async def store_end(node: ResponseNode) -> ResponseError | None:
+            # clients may also keep the conversation themselves and send the answer back as text
+            for item in node.response.output:
+                self._prompts.remember(plan.prompt, item.text, node.kept_ids)
+            return await self._store_end(node)
+
         return ResponseRun(
             plan.node,
             plan.generation,
             sink,
-            store_end=self._store_end,
+            store_end=store_end,
             now=lambda: int(self._now()),
             to_logprob=self._to_logprob,
         )

@@ -24,7 +24,7 @@ from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
 from app.response_service import ResponseService
 from app.responses import Responses
-from app.sessions import Sessions
+from app.sessions import LEASE_MS, Sessions
 from tests.app.session_store import SessionServer
 from tests.scripted_engine import Script, ScriptedEngineClient, byte_model_info, make_byte_model
 
@@ -96,6 +96,7 @@ async def running_gateway(
     num_cached_tokens: int = 0,
     max_model_len: int = 4096,
     send_buffer_bytes: int | None = None,
+    lease_ms: int = LEASE_MS,
     **log_bounds,
 ) -> AsyncIterator[Gateway]:
     engine = engine or ScriptedEngineClient(
@@ -106,7 +107,7 @@ async def running_gateway(
         model = make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
         config = GatewayConfig(model_dir=model.path, engine_address="", state_dir=Path(folder), redis_url=store.url)
         services = build_services(config, file_config, engine)
-        sessions = Sessions.connect(store.url, owner=owner)
+        sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
         log = MemoryEventLog(clock=clock, **log_bounds)
         service = ResponseService(services, sessions, log)
         app = create_app(services, Responses(services, service).routes())

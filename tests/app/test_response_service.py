@@ -1,0 +1,80 @@
+"""What the shells stand on: leases, shutdown, callers that go at any moment."""
+
+import asyncio
+
+import pytest
+
+from app.errors import ApiError
+from app.tenants import Tenant
+from tests.app.session_store import session_server
+from tests.app.stateful_gateway import body, create, output_text, running_gateway
+from tests.scripted_engine import Pause, say
+
+A = Tenant("a")
+
+
+@pytest.fixture
+async def store():
+    async with session_server() as server:
+        yield server
+
+
+async def test_leases_are_renewed_while_answers_run_and_only_then(store):
+    async with running_gateway(store, lambda r: [b"a", Pause()], lease_ms=300) as gateway:
+        started = await gateway.service.create(A, body())
+        await gateway.engine.wait_paused()
+        (key,) = await gateway.sessions._redis.keys("*:o:*")
+        for _ in range(3):
+            await gateway.sessions._redis.pexpire(key, 100)
+            async with asyncio.timeout(30):
+                while await gateway.sessions._redis.pttl(key) <= 100:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        assert (await gateway.service.get(A, started.run.response.id)).status == "in_progress"
+        await gateway.service.cancel(A, started.run.response.id)
+        await gateway.wait_no_runs()
+        assert not [t for t in asyncio.all_tasks() if t.get_name() == "lease renewal"]
+
+
+async def test_a_caller_that_goes_while_it_creates_leaves_a_whole_response_or_none(store):
+    """Cancelled after any number of turns of the loop: nothing is left that says it runs and does not."""
+    async with running_gateway(store, say("ok")) as gateway:
+        for num_turns in range(0, 40, 3):
+            for is_stored in (True, False):
+                creating = asyncio.create_task(gateway.service.create(A, body(store=is_stored)))
+                for _ in range(num_turns):
+                    await asyncio.sleep(0)
+                creating.cancel()
+                await asyncio.gather(creating, return_exceptions=True)
+        await gateway.service.close(grace_s=10)
+        statuses = {await gateway.sessions._redis.hget(key, "status")
+                    for key in await gateway.sessions._redis.keys("*:r:*")}  # fmt: skip
+        assert statuses <= {b"completed"}
+        assert await gateway.sessions._redis.keys("*:o:*") == []
+        assert (gateway.engine.num_running, gateway.service.num_running) == (0, 0)
+
+
+async def test_closing_lets_answers_end_in_the_time_they_have(store):
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:
+        started = await gateway.service.create(A, body())
+        await gateway.engine.wait_paused()
+        closing = asyncio.create_task(gateway.service.close(grace_s=30))
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await gateway.service.create(A, body())
+        assert (refused.value.status, refused.value.code) == (503, "shutting_down")
+        gateway.engine.release()
+        await closing
+        assert (await gateway.service.get(A, started.run.response.id)).status == "completed"
+
+
+async def test_an_answer_sent_back_as_text_finds_its_ids_again(store):
+    """A client that keeps the conversation itself gets the same prompt as one that names the parent."""
+    answer = b"\xc3\xa4"  # two tokens, one character
+    async with running_gateway(store, lambda r: [answer]) as gateway, gateway.http() as http:
+        first = await create(http, "Hi", store=False)
+        history = [{"role": "user", "content": "Hi"}, *first["output"], {"role": "user", "content": "Go on."}]
+        await create(http, history, store=False)
+        stored = await create(http, "Hi")
+        await create(http, "Go on.", previous_response_id=stored["id"])
+        assert output_text(first) == "ä"
+        assert gateway.engine.requests[1].prompt_ids == gateway.engine.requests[3].prompt_ids
