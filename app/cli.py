@@ -1,0 +1,190 @@
+"""The command line. Light: nothing here loads torch, so that a second start takes no longer than the engine's own."""
+
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from app.config import ConfigError, default_state_dir
+from app.demo_model import DemoModelError, ensure_demo_model
+from app.doctor import examine
+from app.embedded_redis import NoRedisError
+from app.kernels_package import find_kernels_clash
+from app.serve import ServeError, ServeOptions, python
+from app.serve import serve as run_server
+from engine.config import EngineConfig
+from engine.errors import ModelNotSupported
+from engine.prepared import PreparedModel
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Models in the state folder.")
+app.add_typer(model_app, name="model")
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Dtype(StrEnum):
+    auto = "auto"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+
+
+class BlockSize(StrEnum):
+    tokens_8 = "8"
+    tokens_16 = "16"
+    tokens_32 = "32"
+    tokens_64 = "64"
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(help="Models, data and the server's secret; by default ~/.local/state/trunkline.", show_default=False),
+]
+
+
+@app.callback()
+def trunkline() -> None:
+    """An asyncio streaming chat backend in which many chats share one system prompt."""
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs tenants.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Hugging Face directory or hub id, .gguf file or prepared folder; by default a small demo model.",
+            show_default=False,
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with tenants, assistants and limits.", exists=True, dir_okay=False),
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="A Redis of your own; by default one is started.", show_default=False)
+    ] = None,
+    device: Annotated[Device, typer.Option()] = Device.auto,
+    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where the hardware has it.")] = Dtype.auto,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Context length in tokens; by default the model's.")
+    ] = None,
+    block_size: Annotated[BlockSize, typer.Option(help="Tokens in a KV block.")] = BlockSize.tokens_16,
+    num_blocks: Annotated[
+        int | None, typer.Option(min=1, help="KV blocks; by default from the memory that is free.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at a time; others wait.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
+    state_dir: StateDir = None,
+    check_kv: Annotated[bool, typer.Option("--check-kv", help="Check every KV slot before it is read (slow).")] = False,
+) -> None:
+    """Starts everything and serves until Ctrl-C: database, engine, gateway and the chat page."""
+    clash = find_kernels_clash()
+    if clash is not None:
+        fail(clash)
+    folder = _state_dir(state_dir)
+    prepared = _find_or_prepare(model, folder, dtype, device)
+    engine = EngineConfig(
+        model_dir="",
+        device=device.value,
+        dtype=dtype.value,
+        max_model_len=max_model_len,
+        block_size=int(block_size),  # type: ignore[arg-type]
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        threads=threads,
+        check_kv=check_kv,
+    )
+    options = ServeOptions(
+        model_dir=prepared.path,
+        state_dir=folder,
+        engine=engine,
+        host=host,
+        port=port,
+        config_path=None if config is None else config.absolute(),
+        redis_url=redis_url,
+    )
+    say(f"model: {prepared.manifest.name} ({prepared.path})")
+    try:
+        code = run_server(options, say)
+    except ConfigError as e:
+        fail(str(e), EXIT_USAGE)
+    except (ServeError, NoRedisError) as e:
+        fail(str(e))
+    raise typer.Exit(code)
+
+
+@model_app.command()
+def prepare(
+    source: Annotated[str, typer.Argument(help="Hugging Face directory, hub id or .gguf file.")],
+    dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where the hardware has it.")] = Dtype.auto,
+    state_dir: StateDir = None,
+) -> None:
+    """Prepares a model once, so that `serve --model SOURCE` starts at once; prints its folder."""
+    prepared = _find_or_prepare(source, _state_dir(state_dir), dtype, Device.auto)
+    print(prepared.path)
+
+
+@app.command()
+def doctor(state_dir: StateDir = None) -> None:
+    """Says what this machine has and what is wrong; exit code 1 if trunkline cannot serve here."""
+    is_bad = False
+    marks = {"good": "ok  ", "note": "note", "bad": "BAD "}
+    for finding in examine(default_state_dir() if state_dir is None else state_dir.absolute()):
+        print(f"{marks[finding.state]}  {finding.what:<10} {finding.text}", flush=True)
+        is_bad = is_bad or finding.state == "bad"
+    raise typer.Exit(EXIT_FAILED if is_bad else 0)
+
+
+def _state_dir(given: Path | None) -> Path:
+    path = default_state_dir() if given is None else given.absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as e:
+        fail(f"the state folder {path} cannot be made: {e.strerror}; give another with --state-dir")
+    return path
+
+
+def _find_or_prepare(source: str | None, state_dir: Path, dtype: Dtype, device: Device) -> PreparedModel:
+    """In a process of its own, because it may need torch. One that is there is found without."""
+    try:
+        if source is None:
+            source = str(ensure_demo_model(state_dir))
+        elif (Path(source) / "manifest.json").is_file():
+            return PreparedModel.load(Path(source).absolute())
+        command = python("engine.models.prepare", source, "--state-dir", str(state_dir), "--dtype", dtype.value)
+        done = subprocess.run([*command, "--device", device.value], stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:  # it has said why
+            raise typer.Exit(EXIT_FAILED)
+        return PreparedModel.load(done.stdout.strip().splitlines()[-1])
+    except (DemoModelError, ModelNotSupported) as e:
+        fail(str(e))
+    except KeyboardInterrupt:
+        fail("interrupted")
+
+
+def say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def fail(sentence: str, code: int = EXIT_FAILED) -> NoReturn:
+    print(f"trunkline: {sentence}", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    app()

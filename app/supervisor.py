@@ -1,0 +1,127 @@
+"""Keeps the processes of one server running: starts them, starts again what dies, ends them in order."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from app.child import EXIT_CANNOT_START, ChildSpec, RestartPolicy, describe_exit, start_child, stop_child
+
+EXIT_OK = 0
+EXIT_GAVE_UP = 1
+
+
+class Supervisor:
+    """Children are started all at once, in the order given, and ended one after another from the last to the first.
+
+    So who uses another comes after it: first the database, then engines, then gateways.
+    """
+
+    def __init__(
+        self,
+        children: Sequence[ChildSpec],
+        *,
+        report: Callable[[str], None],
+        policy: Callable[[], RestartPolicy] = RestartPolicy,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`report` takes one sentence for a person. `policy` makes each child its own."""
+        self._children = children
+        self._report = report
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._stop_requested = asyncio.Event()
+        self._kill_requested = asyncio.Event()
+
+    async def run(self) -> int:
+        """Until `stop`, or until a child cannot be kept running. Returns the exit code of the whole server.
+
+        0 after `stop`; 1 if a child died too often; 2 if one can never start like this (it has said why).
+        """
+        async with asyncio.TaskGroup() as group:
+            keepers = [group.create_task(self._keep(spec), name=spec.name) for spec in self._children]
+            stop = group.create_task(self._stop_requested.wait(), name="stop")
+            done, _ = await asyncio.wait([*keepers, stop], return_when=asyncio.FIRST_COMPLETED)
+            code = EXIT_OK if stop in done else next(task.result() for task in keepers if task in done)
+            self._stop_requested.set()
+            for keeper in keepers:
+                keeper.cancel()
+            await asyncio.wait(keepers)
+            await self._end_all()
+        return code
+
+    def stop(self) -> None:
+        """Ends everything in order; called again, at once."""
+        if self._stop_requested.is_set():
+            self._kill_requested.set()
+        self._stop_requested.set()
+
+    def handle_signals(self) -> None:
+        """SIGTERM, SIGINT and SIGHUP call `stop`."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop)
+
+    def pid(self, name: str) -> int | None:
+        """Of the child of this name; None while it does not run."""
+        process = self._processes.get(name)
+        return None if process is None else process.pid
+
+    async def _keep(self, spec: ChildSpec) -> int:
+        """Runs one child again and again. Returns only when it gives up."""
+        policy = self._policy()
+        while True:
+            try:
+                await self._start(spec)
+                code = await self._processes[spec.name].wait()
+            except OSError as e:
+                self._report(f"{spec.name} cannot be started: {e}")
+                return EXIT_CANNOT_START
+            del self._processes[spec.name]
+            if code == EXIT_CANNOT_START:
+                self._report(f"{spec.name} cannot start like this{_where(spec)}")
+                return EXIT_CANNOT_START
+            delay_s = policy.count_death(self._clock())
+            if delay_s is None:
+                self._report(
+                    f"{spec.name} {describe_exit(code)}, the {policy.max_deaths}th time within "
+                    f"{policy.window_s:.0f} s: giving up{_where(spec)}"
+                )
+                return EXIT_GAVE_UP
+            self._report(f"{spec.name} {describe_exit(code)}: starting it again in {delay_s:.1f} s")
+            await self._sleep(delay_s)
+
+    async def _start(self, spec: ChildSpec) -> None:
+        """Cancelled, it still waits for the child that is being started, so that nobody is left behind."""
+
+        async def start() -> None:
+            self._processes[spec.name] = await start_child(spec)
+
+        starting = asyncio.create_task(start(), name=f"start {spec.name}")
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            raise
+
+    async def _end_all(self) -> None:
+        kill = asyncio.create_task(self._kill_requested.wait(), name="kill")
+        try:
+            for spec in reversed(self._children):
+                process = self._processes.get(spec.name)
+                if process is None:
+                    continue
+                ending = asyncio.create_task(stop_child(process, spec.stop_timeout_s), name=f"end {spec.name}")
+                await asyncio.wait([ending, kill], return_when=asyncio.FIRST_COMPLETED)
+                ending.cancel()
+                await asyncio.wait([ending])
+                del self._processes[spec.name]
+        finally:
+            kill.cancel()
+
+
+def _where(spec: ChildSpec) -> str:
+    return "" if spec.log_path is None else f" (see {spec.log_path})"
