@@ -27,8 +27,8 @@ class EngineClient(Protocol):
     def submit(self, request: AddRequest) -> TokenStream:
         """The stream is registered before the request is sent. Raises EngineDeadError if the engine is not ready.
 
-        What the engine refuses comes through the stream: one output with finish reason ERROR. Raises ValueError if
-        the request's id belongs to a request that runs.
+        The id must be new: outputs of an aborted request may still be on their way. Raises ValueError if it belongs to
+        a request that runs. What the engine refuses comes through the stream: one output with finish reason ERROR.
         """
         ...
 

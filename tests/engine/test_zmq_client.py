@@ -129,8 +129,6 @@ async def test_leaving_a_stream_aborts_at_the_engine(child: Child, client: ZmqEn
         await stream.next()
         assert (await client.stats()).running == 1
     assert (await client.stats()).running == 0
-    with client.submit(request("a")) as again:  # the id is free again
-        await again.next()
 
 
 async def test_death_fails_streams_and_the_next_life_serves(child: Child, client: ZmqEngineClient) -> None:

@@ -1,0 +1,176 @@
+"""The engine client for an engine in this process: the core runs in a thread of its own. Imports no torch itself."""
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from engine.errors import EngineDeadError
+from engine.process import Core
+from engine.protocol import AddRequest, EngineInfo, EngineStats, RequestOutput
+from engine.token_stream import TokenStream
+
+log = logging.getLogger(__name__)
+
+
+class InprocEngineClient:
+    """For tests and for embedding: a core behind the same protocol as an engine in another process.
+
+    Everything is called on one event loop; the thread is the only one that touches the core. Ready from `start` until
+    `close`, or until an error leaves `core.step()`: then the core is given up, as the process would be.
+    """
+
+    def __init__(self, core: Core, info: EngineInfo) -> None:
+        self._core = core
+        self._info = info
+        self._streams: dict[str, TokenStream] = {}
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._arrived: dict[
+            str, RequestOutput
+        ] = {}  # under the lock: merged, one for each request, until the loop runs
+        self._queries: set[asyncio.Future[EngineStats]] = set()
+        self._is_stopping = False
+        self._became_ready = asyncio.Event()
+        self._reason = "it has not been started yet"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        if self._thread is not None:
+            raise RuntimeError("this engine client has been started already")
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self._became_ready.set()
+
+    # ---- EngineClient
+
+    @property
+    def info(self) -> EngineInfo:
+        self._need_ready()
+        return self._info
+
+    @property
+    def is_ready(self) -> bool:
+        return self._became_ready.is_set()
+
+    async def wait_ready(self) -> None:
+        await self._became_ready.wait()
+
+    def submit(self, request: AddRequest) -> TokenStream:
+        self._need_ready()
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        stream = TokenStream(request.request_id, self._abort)
+        self._streams[request.request_id] = stream
+        self._commands.put(lambda: self._add(request))
+        return stream
+
+    async def stats(self) -> EngineStats:
+        self._need_ready()
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._queries.add(answer)
+        try:
+            self._commands.put(lambda: self._answer(answer))
+            return await answer
+        finally:
+            self._queries.discard(answer)
+
+    async def close(self) -> None:
+        """Waits for the step that is under way."""
+        if self._thread is None:
+            return
+        thread, self._thread, self._is_stopping = self._thread, None, True
+        self._lose("this client is closed")
+        self._commands.put(lambda: None)  # wakes it
+        await asyncio.to_thread(thread.join)
+
+    def _need_ready(self) -> None:
+        if not self.is_ready:
+            raise EngineDeadError(f"the engine is not ready: {self._reason}")
+
+    def _abort(self, request_id: str) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._commands.put(lambda: self._core.abort([request_id]))
+
+    def _lose(self, reason: str) -> None:
+        self._became_ready.clear()
+        self._reason = reason
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(EngineDeadError(f"the engine is gone: {reason}"))
+        for answer in self._queries:
+            if not answer.done():
+                answer.set_exception(EngineDeadError(f"the engine is gone: {reason}"))
+
+    def _deliver(self) -> None:
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+        for request_id, output in arrived.items():
+            stream = self._streams.get(request_id)
+            if stream is None:  # aborted while it was on its way
+                continue
+            if output.finish_reason is not None:
+                del self._streams[request_id]
+            stream.put(output)
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        was_busy = False
+        try:
+            while not self._is_stopping:
+                self._take_commands(block=not (self._core.has_work or was_busy))
+                if self._core.has_work:
+                    was_busy = True
+                    self._hand_over(self._core.step())
+                elif was_busy:
+                    was_busy = False
+                    self._core.check_integrity()
+        except Exception as e:
+            log.exception("the engine broke")
+            reason = f"{type(e).__name__}: {e}"
+            self._call_loop(lambda: self._lose(reason))
+
+    def _take_commands(self, *, block: bool) -> None:
+        """All that are there; waits for the first of them if there is nothing else to do."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._commands.get(block)()
+                block = False
+
+    def _add(self, request: AddRequest) -> None:
+        refusal = self._core.add(request)
+        if refusal is not None:
+            self._hand_over([refusal])
+
+    def _answer(self, answer: asyncio.Future[EngineStats]) -> None:
+        stats = self._core.stats()
+
+        def answer_in_loop() -> None:
+            if not answer.done():
+                answer.set_result(stats)
+
+        self._call_loop(answer_in_loop)
+
+    def _hand_over(self, outputs: list[RequestOutput]) -> None:
+        """A loop that is busy finds everything merged; so what waits for it is bounded by the answers."""
+        with self._lock:
+            is_first = not self._arrived
+            for output in outputs:
+                earlier = self._arrived.get(output.request_id)
+                if earlier is None:
+                    self._arrived[output.request_id] = output
+                else:
+                    earlier.merge(output)
+            is_called = is_first and bool(self._arrived)
+        if is_called:
+            self._call_loop(self._deliver)
+
+    def _call_loop(self, call: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(call)
