@@ -87,35 +87,48 @@ def server(running_server: FakeServer) -> FakeServer:
     return running_server
 
 
-@pytest.fixture(scope="session")
-def tab(browser: Browser, running_server: FakeServer) -> Iterator[tuple[Page, Watch]]:
+Tab = tuple[Page, Watch]
+
+
+def open_tab(browser: Browser, url: str) -> Tab:
+    """A tab with a profile of its own. Its context is to be closed."""
     context = browser.new_context(viewport=DESK, color_scheme="light")
     context.set_default_timeout(GUARD_MS)
     page = context.new_page()
-    watch = Watch(running_server.url)
+    watch = Watch(url)
     watch.over(page)
-    page.goto(running_server.url)
+    return page, watch
+
+
+def load_anew(page: Page, watch: Watch) -> None:
+    """The page of `watch.origin` as somebody sees it who comes for the first time."""
+    page.set_viewport_size(DESK)
+    page.emulate_media(color_scheme="light")
+    # The page that goes writes what it has: it must be gone before the storage is emptied.
+    page.goto(f"{watch.origin}/static/icon.svg")
+    page.evaluate("localStorage.clear(); sessionStorage.clear()")
+    watch.forget()
+    page.goto(watch.origin)
+    page.get_by_role("radio").first.wait_for(state="attached")
+
+
+@pytest.fixture(scope="session")
+def tab(browser: Browser, running_server: FakeServer) -> Iterator[Tab]:
+    page, watch = open_tab(browser, running_server.url)
     yield page, watch
-    context.close()
+    page.context.close()
 
 
 @pytest.fixture
-def watch(tab: tuple[Page, Watch]) -> Watch:
+def watch(tab: Tab) -> Watch:
     return tab[1]
 
 
 @pytest.fixture
-def page(tab: tuple[Page, Watch], server: FakeServer) -> Iterator[Page]:
+def page(tab: Tab, server: FakeServer) -> Iterator[Page]:
     """The chat page, newly loaded, its assistants shown. Afterwards it must have behaved."""
     page, watch = tab
-    page.set_viewport_size(DESK)
-    page.emulate_media(color_scheme="light")
-    # The page that goes writes what it has: it must be gone before the storage is emptied.
-    page.goto(f"{server.url}/static/icon.svg")
-    page.evaluate("localStorage.clear(); sessionStorage.clear()")
-    watch.forget()
-    page.goto(server.url)
-    page.get_by_role("radio").first.wait_for(state="attached")
+    load_anew(page, watch)
     yield page
     page.unroute_all()
     page.context.clear_permissions()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
+ENDINGS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class FakeAnswer:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     _cancelled: bool = False
+    _has_ended: bool = False
 
     def response(self) -> dict[str, Any]:
         """The response object, as GET /v1/responses/{id} gives it."""
@@ -108,7 +110,7 @@ class FakeAnswer:
         position = after + 1
         while True:
             async with self._changed:
-                while position >= len(self.events) and self.status == "in_progress":
+                while position >= len(self.events) and not self._has_ended:
                     await self._changed.wait()
             if position >= len(self.events):
                 return
@@ -118,4 +120,5 @@ class FakeAnswer:
     async def _append(self, kind: str, **fields: Any) -> None:
         async with self._changed:
             self.events.append({"type": kind, "sequence_number": len(self.events), **fields})
+            self._has_ended = kind in ENDINGS
             self._changed.notify_all()

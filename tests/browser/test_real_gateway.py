@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import DESK, GUARD_MS, Watch
+from tests.browser.conftest import Tab, load_anew, open_tab
 from tests.browser.real_gateway import RealGateway
 from tests.browser.test_chat import answers, ask, finish
 from tests.scripted_engine import Pause
@@ -27,17 +27,18 @@ def gateway(running_gateway: RealGateway) -> RealGateway:
     return running_gateway
 
 
+@pytest.fixture(scope="module")
+def gateway_tab(browser: Browser, running_gateway: RealGateway) -> Iterator[Tab]:
+    page, watch = open_tab(browser, running_gateway.url)
+    yield page, watch
+    page.context.close()
+
+
 @pytest.fixture
-def page(browser: Browser, gateway: RealGateway) -> Iterator[Page]:
-    context = browser.new_context(viewport=DESK)
-    context.set_default_timeout(GUARD_MS)
-    page = context.new_page()
-    watch = Watch(gateway.url)
-    watch.over(page)
-    page.goto(gateway.url)
-    page.get_by_role("radio").first.wait_for(state="attached")
+def page(gateway_tab: Tab) -> Iterator[Page]:
+    page, watch = gateway_tab
+    load_anew(page, watch)
     yield page
-    context.close()
     watch.assert_clean()
 
 

@@ -30,7 +30,7 @@ async function call(method, path) {
   }
   const body = await reply.json().catch(() => null);
   if (reply.ok && body !== null) return body;
-  if (reply.status === 401 || reply.status === 403) {
+  if (reply.status === 401) {
     throw new ApiProblem(reply.status, "This server asks for a key, and the page has none. Open it where it runs without tenants.");
   }
   throw new ApiProblem(reply.status, body?.error?.message ?? `The server answered ${reply.status}.`, body?.error?.code);

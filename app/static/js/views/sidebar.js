@@ -1,17 +1,21 @@
 /** The chats kept in this browser. A drawer on a narrow screen. */
 
-import { html, useEffect, useState } from "../html.js";
+import { html, useEffect, useRef, useState } from "../html.js";
 import { currentTheme, onSystemTheme, toggleTheme } from "../theme.js";
 import { shownOf } from "../assistants.js";
 import { Icon, Mark } from "./icons.js";
 
 export function Sidebar({ open, recents, currentId, storage, onNew, onOpen, onRemove, onClose }) {
+  const close = useRef(null);
+  useEffect(() => {
+    if (open) close.current.focus();
+  }, [open]);
   return html`
     <div class=${open ? "scrim shown" : "scrim"} onClick=${onClose}></div>
     <aside class=${open ? "side shown" : "side"} aria-label="Chats">
       <div class="side-head">
         <span class="brand"><${Mark} /><span>trunkline</span></span>
-        <button type="button" class="ghost only-narrow" aria-label="Close the list of chats" onClick=${onClose}>
+        <button type="button" class="ghost only-narrow" aria-label="Close the list of chats" ref=${close} onClick=${onClose}>
           <${Icon} name="close" />
         </button>
       </div>

@@ -17,7 +17,7 @@ export class Turn extends Component {
 
   render({ turn, model, position, count, chat }) {
     return html`<section class="turn">
-      <div class="question" aria-label="You">${turn.prompt}</div>
+      <article class="question" aria-label="You">${turn.prompt}</article>
       <article class="answer" aria-label=${shownOf(model).name}>
         <${Badge} model=${model} />
         <div class="answer-main">
