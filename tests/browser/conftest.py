@@ -1,6 +1,8 @@
 """One browser, one tab and one fake server for all tests; each test finds them as new.
 
-A new tab a test costs a second, most of it for files that do not change; a reset costs a quarter of that.
+A new tab a test costs a second, most of it for files that do not change; a reset costs a quarter of that. They are
+gone after the last test of this folder: while Playwright's synchronous interface is open, the thread counts as one
+that runs an event loop, and no asynchronous test could start.
 """
 
 from collections.abc import Iterator
@@ -63,7 +65,7 @@ class Watch:
         dialog.dismiss()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     path = needs.chromium()
     expect.set_options(timeout=GUARD_MS)
@@ -73,7 +75,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_server() -> Iterator[FakeServer]:
     server = FakeServer()
     server.start()
@@ -112,7 +114,7 @@ def load_anew(page: Page, watch: Watch) -> None:
     page.get_by_role("radio").first.wait_for(state="attached")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tab(browser: Browser, running_server: FakeServer) -> Iterator[Tab]:
     page, watch = open_tab(browser, running_server.url)
     yield page, watch
