@@ -1,0 +1,144 @@
+"""Children that die are started again, and everything ends in order. Small shell commands stand in for real ones."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.child import ChildSpec, RestartPolicy
+from app.supervisor import Supervisor
+
+FOREVER = "exec sleep 1000"
+
+
+def shell(name: str, program: str, **settings: object) -> ChildSpec:
+    return ChildSpec(name, ["/bin/sh", "-c", program], **settings)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Asks again and again: other processes tell nobody. The time only guards against hanging."""
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+class Watched:
+    """A supervisor whose waits are recorded instead of waited."""
+
+    def __init__(self, *children: ChildSpec, policy: Callable[[], RestartPolicy] = RestartPolicy) -> None:
+        self.reports: list[str] = []
+        self.delays: list[float] = []
+        self.supervisor = Supervisor(
+            children, report=self.reports.append, policy=policy, clock=lambda: 0.0, sleep=self._sleep
+        )
+        self.running = asyncio.create_task(self.supervisor.run())
+
+    async def _sleep(self, delay_s: float) -> None:
+        self.delays.append(delay_s)
+
+    async def pid(self, name: str, *, other_than: int | None = None) -> int:
+        """Of this child, once it runs."""
+        await until(lambda: self.supervisor.pid(name) not in (None, other_than))
+        pid = self.supervisor.pid(name)
+        assert pid is not None
+        return pid
+
+
+async def test_what_dies_is_started_again() -> None:
+    watched = Watched(shell("engine", FOREVER), shell("gateway", FOREVER))
+    engine, gateway = await watched.pid("engine"), await watched.pid("gateway")
+    os.kill(engine, signal.SIGKILL)
+    assert await watched.pid("engine", other_than=engine) != engine
+    assert await watched.pid("gateway") == gateway
+    assert watched.reports == ["engine was killed by SIGKILL: starting it again in 0.1 s"]
+    watched.supervisor.stop()
+    assert await watched.running == 0
+    assert watched.supervisor.pid("engine") is None
+
+
+async def test_it_gives_up_after_five_deaths_and_ends_the_others() -> None:
+    watched = Watched(shell("engine", "exit 1"), shell("gateway", FOREVER))
+    gateway = await watched.pid("gateway")
+    assert await watched.running == 1
+    assert watched.delays == [0.1, 0.4, 1.6, 5.0]
+    assert watched.reports[-1] == "engine ended with exit code 1, the 5th time within 60 s: giving up"
+    with pytest.raises(ProcessLookupError):
+        os.kill(gateway, 0)
+
+
+async def test_deaths_are_counted_for_each_child() -> None:
+    watched = Watched(shell("a", FOREVER), shell("b", FOREVER), policy=lambda: RestartPolicy(max_deaths=2))
+    for name in ("a", "b"):
+        pid = await watched.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        await watched.pid(name, other_than=pid)
+    watched.supervisor.stop()
+    assert await watched.running == 0
+
+
+async def test_one_that_cannot_start_like_this_is_not_tried_again(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    watched = Watched(shell("engine", "exit 2", log_path=log))
+    assert await watched.running == 2
+    assert watched.delays == []
+    assert watched.reports == [f"engine cannot start like this (see {log})"]
+
+
+async def test_a_program_that_is_not_there() -> None:
+    watched = Watched(ChildSpec("engine", ["/nowhere/engine"]), shell("gateway", FOREVER))
+    assert await watched.running == 2
+    (report,) = watched.reports
+    assert report.startswith("engine cannot be started: ")
+
+
+async def test_the_end_comes_in_order_from_the_last_to_the_first(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+
+    def child(name: str) -> ChildSpec:
+        ready = tmp_path / name
+        return shell(name, f"trap 'echo {name} >> {order}; exit 0' TERM; touch {ready}; while :; do sleep 0.01; done")
+
+    names = ["database", "engine", "gateway"]
+    watched = Watched(*map(child, names))
+    await until(lambda: all((tmp_path / name).exists() for name in names))
+    watched.supervisor.stop()
+    assert await watched.running == 0
+    assert order.read_text().split() == ["gateway", "engine", "database"]
+
+
+async def test_a_second_stop_does_not_wait(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    stubborn = shell("gateway", f"trap '' TERM; touch {ready}; {FOREVER}", stop_timeout_s=1000.0)
+    watched = Watched(shell("engine", FOREVER), stubborn)
+    gateway = await watched.pid("gateway")
+    await until(ready.exists)
+    watched.supervisor.stop()
+    watched.supervisor.stop()
+    assert await watched.running == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(gateway, 0)
+
+
+async def test_a_stop_while_children_start_leaves_nobody(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    children = [shell(f"c{i}", f"echo $$ >> {pids}; {FOREVER}") for i in range(3)]
+    for num_turns in range(4):
+        watched = Watched(*children)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        watched.supervisor.stop()
+        assert await watched.running == 0
+    for pid in pids.read_text().split() if pids.exists() else []:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+async def test_signals_stop_it() -> None:
+    watched = Watched(shell("engine", FOREVER))
+    await watched.pid("engine")
+    watched.supervisor.handle_signals()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await watched.running == 0
