@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# as the engine's process does it: before torch is loaded, so that threads do not spin while others want the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 REPOSITORY = Path(__file__).parent.parent
 
 
