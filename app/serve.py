@@ -170,10 +170,10 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> int:
         if options.redis_url is None:
             lock_fd = stack.enter_context(locked(options.state_dir / "valkey"))
         specs = children(options, listener, folder, lock_fd)
-        return asyncio.run(_supervise(specs, options, report))
+        return asyncio.run(supervise(specs, options, report))
 
 
-async def _supervise(specs: list[ChildSpec], options: ServeOptions, report: Callable[[str], None]) -> int:
+async def supervise(specs: list[ChildSpec], options: ServeOptions, report: Callable[[str], None]) -> int:
     supervisor = Supervisor(specs, report=report)
     supervisor.handle_signals()
     ready = asyncio.create_task(_report_ready(options.url, report), name="ready")

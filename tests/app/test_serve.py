@@ -1,0 +1,212 @@
+"""What `trunkline serve` starts, with the real gateway and database; the engine is scripted and needs no model."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app import serve
+from app.child import ChildSpec
+from app.config import ConfigError
+from app.serve import ServeError, ServeOptions, check_configuration, children, is_ready, listen, locked, runtime_dir
+from engine.config import EngineConfig
+from tests.scripted_engine import make_byte_model
+
+REPOSITORY = Path(__file__).parent.parent.parent
+GUARD_S = 60
+
+
+def options(tmp_path: Path, **changes: object) -> ServeOptions:
+    model = make_byte_model(tmp_path / "model")
+    engine = EngineConfig(model_dir="")
+    return dataclasses.replace(ServeOptions(model.path, tmp_path / "state", engine, port=0), **changes)  # type: ignore[arg-type]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Asks again and again: other processes tell nobody. The time only guards against hanging."""
+    async with asyncio.timeout(GUARD_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+class Running:
+    """The whole server on a free port, supervised by this test."""
+
+    def __init__(self, tmp_path: Path, stack: ExitStack, script: list[object]) -> None:
+        listener = stack.enter_context(listen("127.0.0.1", 0))
+        self.options = options(tmp_path, port=listener.getsockname()[1])
+        self.folder = stack.enter_context(runtime_dir())
+        lock_fd = stack.enter_context(locked(self.options.state_dir / "valkey"))
+        script_path = tmp_path / "script.json"
+        script_path.write_text(json.dumps(script))
+        database, engine, gateway = children(self.options, listener, self.folder, lock_fd)
+        self.specs = [
+            database,
+            dataclasses.replace(engine, command=self._scripted(script_path), environment=environment()),
+            dataclasses.replace(gateway, environment=environment(gateway)),
+        ]
+        self.reports: list[str] = []
+        self.task = asyncio.create_task(serve.supervise(self.specs, self.options, self.reports.append))
+        self.client = httpx.AsyncClient(base_url=self.options.url, timeout=GUARD_S, trust_env=False)
+
+    def _scripted(self, script: Path) -> list[str]:
+        address = f"ipc://{self.folder}/engine.sock"
+        command = [sys.executable, "-m", "tests.scripted_engine", "--address", address, "--script", str(script)]
+        return [*command, "--model-dir", str(self.options.model_dir)]
+
+    async def ready(self) -> None:
+        await until(lambda: any(r.startswith("ready: ") for r in self.reports) or self.task.done())
+        assert not self.task.done(), self.reports
+        async with asyncio.timeout(GUARD_S):
+            while not await is_ready(self.options.url):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def chat(self) -> str:
+        body = {"model": "byte-model", "messages": [{"role": "user", "content": "hi"}]}
+        response = await self.client.post("/v1/chat/completions", json=body)
+        assert response.status_code == 200, response.text
+        text: str = response.json()["choices"][0]["message"]["content"]
+        return text
+
+    def pids(self, word: str) -> list[int]:
+        """Children of this process with this word in their command line."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                status, command = (entry / "stat").read_text(), (entry / "cmdline").read_text()
+            except OSError:
+                continue
+            if int(status.rpartition(")")[2].split()[1]) == os.getpid() and word in command:
+                found.append(int(entry.name))
+        return found
+
+
+def environment(spec: ChildSpec | None = None) -> dict[str, str]:
+    """The scripted engine is a module of the tests, which are in no installed package."""
+    base = os.environ if spec is None or spec.environment is None else spec.environment
+    return {**base, "PYTHONPATH": str(REPOSITORY)}
+
+
+@pytest.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Running]]:
+    with ExitStack() as stack:
+        running: list[Running] = []
+
+        def start(*script: object) -> Running:
+            running.append(Running(tmp_path, stack, list(script)))
+            return running[-1]
+
+        yield start
+        for server in running:
+            await server.client.aclose()
+            if not server.task.done():
+                os.kill(os.getpid(), signal.SIGTERM)  # as a user would end it
+            assert await server.task == 0
+
+
+async def test_everything_is_started_and_survives_the_death_of_each_part(start: Callable[..., Running]) -> None:
+    server = start("Hello", {"pause": 0.0}, "!")
+    await server.ready()
+    assert server.reports == [f"ready: {server.options.url} (Ctrl-C ends it)"]
+    assert await server.chat() == "Hello!"
+    for word in ("valkey", "scripted_engine", "app.gateway"):
+        (pid,) = server.pids(word)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda w=word, p=pid: server.pids(w) not in ([], [p]))  # type: ignore[misc]
+        await server.ready()
+        assert await server.chat() == "Hello!"
+    assert [r.partition(":")[0] for r in server.reports[1:]] == [
+        "the database was killed by SIGKILL",
+        "the engine was killed by SIGKILL",
+        "the gateway was killed by SIGKILL",
+    ]
+
+
+async def test_an_engine_killed_in_the_middle_of_a_stream(start: Callable[..., Running]) -> None:
+    server = start("Hel", {"pause": None}, "lo")
+    await server.ready()
+    body = {"model": "byte-model", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    lines: list[str] = []
+    async with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            lines.append(line)
+            if "Hel" in line:
+                os.kill(server.pids("scripted_engine")[0], signal.SIGKILL)
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "error" in events[-1], lines
+    await until(lambda: len(server.reports) == 2)
+    await server.ready()
+
+
+def test_with_a_redis_of_ones_own_no_database_is_started(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        specs = children(options(tmp_path, redis_url="redis://elsewhere"), listener, tmp_path, None)
+    assert [s.name for s in specs] == ["the engine", "the gateway"]
+    assert specs[1].environment is not None
+    assert "redis://elsewhere" in specs[1].environment["TRUNKLINE_GATEWAY"]
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServeError, match=f"^cannot listen on 127.0.0.1 port {port}: .* --port$"):
+            listen("127.0.0.1", port)
+    with pytest.raises(ServeError, match="cannot listen on no such host port 80"):
+        listen("no such host", 80)
+
+
+def test_two_servers_never_share_a_database(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ServeError, match=r"another trunkline uses .*--state-dir"):  # noqa: SIM117
+        with locked(tmp_path, wait_s=0.0):
+            pass
+    with locked(tmp_path, wait_s=0.0):  # and it is free again
+        pass
+
+
+def test_a_socket_has_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with runtime_dir() as folder:
+        assert len(f"{folder}/engine.sock") < 100
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+def test_a_configuration_that_cannot_work_is_told_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="loopback"):
+        check_configuration(options(tmp_path, host="0.0.0.0"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("tenants = 1")
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
+        check_configuration(options(tmp_path, config_path=broken))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("example.org", "http://example.org:8000"),
+    ],
+)
+def test_the_address_to_open(tmp_path: Path, host: str, url: str) -> None:
+    assert options(tmp_path, host=host, port=8000).url == url
+
+
+async def test_a_port_where_nobody_answers_is_not_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert not await is_ready(f"http://127.0.0.1:{port}")
