@@ -1,0 +1,160 @@
+"""The command line: options arrive, errors are one sentence, nothing heavy is loaded."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app import cli
+from app.config import ConfigError
+from app.doctor import Finding
+from app.serve import ServeOptions
+from engine.config import EngineConfig
+from tests.scripted_engine import make_byte_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """The folder of a prepared model."""
+    return str(make_byte_model(tmp_path / "byte-model").path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+def failed(result: Result, code: int) -> str:
+    """The one sentence that it said."""
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.splitlines()
+    return line
+
+
+def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[ServeOptions] = []
+
+    def serve(options: ServeOptions, report: object) -> int:
+        got.append(options)
+        return 0
+
+    monkeypatch.setattr(cli, "run_server", serve)
+    config = tmp_path / "t.toml"
+    config.touch()
+    words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
+    more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
+    result = run("serve", *words.split(), *more.split(), "--state-dir", str(tmp_path / "s"), "--check-kv")
+    assert result.exit_code == 0, result.output
+    (options,) = got
+    assert options == ServeOptions(
+        model_dir=Path(model),
+        state_dir=tmp_path / "s",
+        engine=EngineConfig(
+            model_dir="",
+            device="cpu",
+            dtype="float32",
+            max_model_len=99,
+            block_size=32,
+            num_blocks=7,
+            max_num_seqs=5,
+            max_num_batched_tokens=64,
+            threads=3,
+            check_kv=True,
+        ),
+        host="::1",
+        port=9,
+        config_path=config,
+        redis_url="redis://r",
+    )
+    run("serve", "--model", model, "--state-dir", str(tmp_path / "s"))
+    assert got[1].engine == EngineConfig(model_dir="")
+    assert (got[1].host, got[1].port) == ("127.0.0.1", 8000)
+
+
+def test_the_exit_code_is_the_servers(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "run_server", lambda options, report: 1)
+    assert run("serve", "--model", model, "--state-dir", str(tmp_path)).exit_code == 1
+
+
+def test_a_wrong_configuration_is_a_usage_error(model: str, tmp_path: Path) -> None:
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), "--host", "0.0.0.0")
+    assert "loopback" in failed(result, 2)
+
+
+def test_a_port_in_use_fails(model: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), "--port", port)
+    assert failed(result, 1).startswith(f"trunkline: cannot listen on 127.0.0.1 port {port}")
+
+
+def test_a_state_folder_that_cannot_be_made(model: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path / "file" / "s"))
+    assert "--state-dir" in failed(result, 1)
+
+
+def test_a_clash_of_packages_is_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "find_kernels_clash", lambda: "`import kernels` finds another")
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path))
+    assert failed(result, 1) == "trunkline: `import kernels` finds another"
+
+
+def test_a_database_or_configuration_error_of_the_server_is_told(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(options: ServeOptions, report: object) -> int:
+        raise ConfigError("tenants: nobody")
+
+    monkeypatch.setattr(cli, "run_server", serve)
+    assert failed(run("serve", "--model", model, "--state-dir", str(tmp_path)), 2) == "trunkline: tenants: nobody"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--block-size 7", "--port 0", "--max-num-seqs 0", "--device tpu", "--config /nowhere", "--nonsense 1"]
+)
+def test_usage_errors(wrong: str) -> None:
+    result = run("serve", *wrong.split())
+    assert result.exit_code == 2
+    assert wrong.split()[0] in result.stderr
+
+
+def test_a_model_that_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
+    """Through the whole command, as the sentence comes from the process that prepares."""
+    command = [sys.executable, "-m", "app", "model", "prepare", str(tmp_path / "no.gguf"), "--state-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "no.gguf" in line
+
+
+def test_a_prepared_folder_is_taken_as_it_is(model: str, tmp_path: Path) -> None:
+    result = run("model", "prepare", model, "--state-dir", str(tmp_path))
+    assert result.stdout == f"{model}\n"
+
+
+def test_a_broken_prepared_folder_is_one_sentence(model: str, tmp_path: Path) -> None:
+    (Path(model) / "manifest.json").write_text("{}")
+    assert "manifest.json" in failed(run("model", "prepare", model, "--state-dir", str(tmp_path)), 1)
+
+
+def test_doctor_prints_a_line_for_each_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = Finding("redis", "good", "Valkey 9"), Finding("torch", "bad", "torch cannot be loaded")
+    monkeypatch.setattr(cli, "examine", lambda state_dir: [good])
+    assert run("doctor").stdout == "ok    redis      Valkey 9\n"
+    monkeypatch.setattr(cli, "examine", lambda state_dir: [good, bad])
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1] == "BAD   torch      torch cannot be loaded"
+
+
+def test_nothing_heavy_is_loaded() -> None:
+    program = (
+        "import sys, app.cli; "
+        "sys.exit(', '.join({'torch', 'transformers', 'tokenizers', 'numpy', 'uvicorn'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
