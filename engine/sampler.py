@@ -81,7 +81,7 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, sequences: list[Sequence]) -
     )
     # in (0, 1]: the first token whose cumulative sum reaches it has a share of its own
     shares = torch.from_numpy(1.0 - noise).to(device)
-    top_k = [min(p.top_k, vocab_size) if p.top_k > 0 else 0 for p in params]
+    top_k = [p.top_k if 0 < p.top_k < vocab_size else 0 for p in params]  # all of them is no filter, and draws alike
     is_filtered = [bool(k or p.top_p < 1.0 or p.min_p > 0.0) for k, p in zip(top_k, params, strict=True)]
     filtered, plain = np.flatnonzero(is_filtered), np.flatnonzero(np.logical_not(is_filtered))
     drawn = torch.empty(len(sequences), dtype=torch.int64, device=device)
