@@ -54,19 +54,24 @@ class SlowReader(Exception):
 class SseWriter:
     """Writes one stream. The headers go with the first bytes, so that until then an error can have a status."""
 
-    def __init__(self, send: Send, send_timeout_s: float) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self._send_timeout_s = send_timeout_s
         self._lock = asyncio.Lock()
+        self._now = asyncio.get_running_loop().time
         self.is_started = False
-        self.last_write = asyncio.get_running_loop().time()
+        self.last_change = self._now()
+        """When the write under way began, else when the last one ended; of the loop's clock."""
 
     @property
     def is_writing(self) -> bool:
         return self._lock.locked()
 
+    @property
+    def unchanged_s(self) -> float:
+        return self._now() - self.last_change
+
     async def write(self, frames: bytes) -> None:
-        """Sends whole frames; waits while the client's buffer is full. Raises SlowReader if it stays so."""
+        """Sends whole frames; waits while the client's buffer is full."""
         await self._write(frames, more=True)
 
     async def close(self) -> None:
@@ -74,19 +79,17 @@ class SseWriter:
 
     async def _write(self, frames: bytes, *, more: bool) -> None:
         async with self._lock:
-            try:
-                async with asyncio.timeout(self._send_timeout_s):
-                    if not self.is_started:
-                        self.is_started = True
-                        await self._send({"type": "http.response.start", "status": 200, "headers": _RAW_HEADERS})
-                    await self._send({"type": "http.response.body", "body": frames, "more_body": more})
-            except TimeoutError:
-                raise SlowReader(f"nothing was read for {self._send_timeout_s:g} s") from None
-            self.last_write = asyncio.get_running_loop().time()
+            self.last_change = self._now()
+            if not self.is_started:
+                self.is_started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": _RAW_HEADERS})
+            await self._send({"type": "http.response.body", "body": frames, "more_body": more})
+            self.last_change = self._now()
 
 
 class SseResponse(Response):
-    """A response that `produce(writer)` writes. It runs until it returns or the client goes.
+    """A response that `produce(writer)` writes. It runs until it returns or the client goes, or takes nothing for
+    `send_timeout_s`.
 
     An ApiError before the first frame is a plain error response with its status; later it is the frames that
     `on_error` makes of it.
@@ -107,18 +110,11 @@ class SseResponse(Response):
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = SseWriter(send, self._send_timeout_s)
+        writer = SseWriter(send)
         work = asyncio.create_task(self._work(writer))
         gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            while not (work.done() or gone.done()):
-                quiet_s = writer.last_write + self._ping_interval_s - asyncio.get_running_loop().time()
-                if quiet_s <= 0 and not writer.is_writing:
-                    await writer.write(PING)
-                    continue
-                # a write that waits for its client needs no comment: look again in a while
-                timeout = quiet_s if quiet_s > 0 else 1.0
-                await asyncio.wait({work, gone}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            await self._watch(writer, work, gone)
             if work.done():
                 await work
         except SlowReader as e:
@@ -128,6 +124,22 @@ class SseResponse(Response):
         finally:
             await cancel_and_wait(work, gone)
 
+    async def _watch(self, writer: SseWriter, *ends: asyncio.Task[None]) -> None:
+        """Returns when one of `ends` has come. Sends comments meanwhile. Raises SlowReader."""
+        patience_s = min(self._ping_interval_s, self._send_timeout_s)
+        while not any(task.done() for task in ends):
+            if writer.is_writing and writer.unchanged_s >= self._send_timeout_s:
+                raise SlowReader(f"nothing was read for {self._send_timeout_s:g} s")
+            if not writer.is_writing and writer.unchanged_s >= self._ping_interval_s:
+                try:
+                    await asyncio.wait_for(writer.write(PING), self._send_timeout_s)
+                except TimeoutError:
+                    raise SlowReader(f"nothing was read for {self._send_timeout_s:g} s") from None
+            limit_s = self._send_timeout_s if writer.is_writing else self._ping_interval_s
+            # a write may begin while this waits: look again soon enough to notice that it does not end
+            timeout = min(max(limit_s - writer.unchanged_s, 0.001), patience_s)
+            await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
     async def _work(self, writer: SseWriter) -> None:
         try:
             await self._produce(writer)
@@ -135,8 +147,6 @@ class SseResponse(Response):
             if not writer.is_started:
                 raise
             await writer.write(self._on_error(e))
-        except SlowReader:
-            raise
         except Exception:
             if writer.is_started:
                 await writer.write(self._on_error(ApiError("The server failed while it answered.")))
