@@ -57,7 +57,7 @@ def reference_draw(logits: np.ndarray, s: Sequence) -> int:
         return int(x.argmax())
     shares = np.exp((x - x.max()) / p.temperature)
     shares /= shares.max()
-    is_filtered = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
+    is_filtered = 0 < p.top_k < len(logits) or p.top_p < 1 or p.min_p > 0
     ranking = np.lexsort((np.arange(len(x)), -x)) if is_filtered else np.arange(len(x))
     if is_filtered:
         ranking = ranking[shares[ranking] >= p.min_p]
