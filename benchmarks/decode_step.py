@@ -1,0 +1,107 @@
+"""Times a step of the demo model without scheduler and processes: decode rows over a shared prefix, and a prefill.
+
+    OMP_WAIT_POLICY=passive python -m benchmarks.decode_step PREPARED_MODEL [--dtype bfloat16] [--rows 1 8 32]
+
+Every row holds the same 1,000 tokens and 104 of its own; medians in milliseconds. Processor time is that of all threads
+together: on a busy machine it says more than the clock.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.forest import find_shared_nodes
+from engine.model_runner import ModelRunner
+from engine.prepared import PreparedModel
+from engine.sampling_params import SamplingParams
+from engine.scheduled_batch import ScheduledBatch, ScheduledSequence
+from engine.sequence import Sequence
+
+SHARED_TOKENS = 1008
+OWN_TOKENS = 104
+
+
+class Bench:
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._size = runner.info.block_size
+        self._next_block = 1 + SHARED_TOKENS // self._size
+
+    def sequence(self, num_tokens: int, params: SamplingParams) -> Sequence:
+        """Its first 1,008 tokens lie in blocks 1..63 for all sequences."""
+        sequence = Sequence("r", [(7 * i + 3) % 40000 for i in range(num_tokens)], params, (), 1, 10**6)
+        sequence.block_table = list(range(1, 1 + SHARED_TOKENS // self._size))
+        num_blocks = num_tokens // self._size + 1
+        while len(sequence.block_table) < num_blocks:
+            sequence.block_table.append(self._next_block)
+            self._next_block += 1
+        return sequence
+
+    def decode(self, num_rows: int, params: SamplingParams, *, with_nodes: bool = True) -> Callable[[], object]:
+        rows = [self.sequence(SHARED_TOKENS + OWN_TOKENS, params) for _ in range(num_rows)]
+        for row in rows:
+            row.num_computed_tokens = row.num_tokens - 1
+        nodes = find_shared_nodes(rows, self._size) if with_nodes else ()
+        batch = ScheduledBatch(tuple(ScheduledSequence(row, 1, True) for row in rows), num_rows, (), nodes)
+        return lambda: self.runner.execute(batch)
+
+    def prefill(self, num_tokens: int, num_computed: int) -> Callable[[], object]:
+        sequence = self.sequence(num_computed + num_tokens, SamplingParams(temperature=0.0))
+        sequence.num_computed_tokens = num_computed
+        batch = ScheduledBatch((ScheduledSequence(sequence, num_tokens, True),))
+        return lambda: self.runner.execute(batch)
+
+
+def milliseconds(step: Callable[[], object], times: int) -> str:
+    step()
+    taken, processor = [], []
+    for _ in range(times):
+        start, processor_start = time.perf_counter(), time.process_time()
+        step()
+        taken.append((time.perf_counter() - start) * 1000)
+        processor.append((time.process_time() - processor_start) * 1000)
+    taken.sort()
+    median = statistics.median(taken)
+    return f"{median:8.1f} ({taken[0]:.1f} - {taken[-1]:.1f}), processor {statistics.median(processor):.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--profile", action="store_true", help="where the time of the last kind of step goes")
+    options = parser.parse_args()
+    config = EngineConfig(
+        model_dir=str(options.model), device="cpu", dtype=options.dtype, threads=options.threads, num_blocks=2000
+    )
+    bench = Bench(ModelRunner(PreparedModel.load(options.model), config))
+    greedy = SamplingParams(temperature=0.0)
+    print(f"threads {torch.get_num_threads()}, {options.dtype}; milliseconds, median (least - most)")
+    for rows in options.rows:
+        print(f"decode {rows:3} rows, greedy         {milliseconds(bench.decode(rows, greedy), options.times)}")
+    last = bench.decode(options.rows[-1], greedy)
+    for params in ({}, {"top_p": 0.95}, {"top_k": 50}):
+        step = bench.decode(options.rows[-1], SamplingParams(temperature=0.8, **params))
+        print(f"decode {options.rows[-1]:3} rows, {params or 'plain'!s:15} {milliseconds(step, options.times)}")
+    flat = bench.decode(options.rows[-1], greedy, with_nodes=False)
+    print(f"decode {options.rows[-1]:3} rows, no nodes       {milliseconds(flat, 3)}")
+    for num_tokens, num_computed in ((1000, 0), (512, 0), (488, 512), (128, 872), (16, 1008)):
+        step = bench.prefill(num_tokens, num_computed)
+        print(f"prefill {num_tokens:4} after {num_computed:4}       {milliseconds(step, 5)}")
+    if options.profile:
+        with torch.profiler.profile() as profile:
+            for _ in range(5):
+                last()
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
+
+
+if __name__ == "__main__":
+    main()
