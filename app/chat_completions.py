@@ -34,7 +34,7 @@ class ChatCompletions:
         services, limits = self._services, self._services.file_config.limits
         tenant = services.tenants.authenticate(request.headers.get("authorization"))
         chat = parse_request(ChatRequest, await read_json(request, limits.max_body_bytes))
-        chat.check(limits.max_messages)
+        chat.check(limits)
         assistant = find_assistant_of_model(services, tenant, chat.model)
         params = chat.to_params(
             services.tokenizer,

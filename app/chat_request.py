@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import FailFast, Field
 
 from app.chunks import GeneratingRequest
+from app.config import Limits
 from app.errors import BadRequest
 from app.request_params import MaxTokens, RequestModel, unsupported
 from engine.sampling_params import MAX_LOGPROBS
@@ -83,7 +84,7 @@ class ChatRequest(GeneratingRequest):
     web_search_options: Any = None
     verbosity: Any = None
 
-    def check(self, max_messages: int) -> None:
+    def check(self, limits: Limits) -> None:
         """Raises BadRequest for what the schema alone cannot say."""
         self.refuse_unbuilt()
         self.check_stream_options()
@@ -100,12 +101,16 @@ class ChatRequest(GeneratingRequest):
             raise BadRequest(
                 "'top_logprobs' is only allowed when 'logprobs' is true.", code="invalid_value", param="top_logprobs"
             )
-        if len(self.messages) > max_messages:
-            raise BadRequest(
-                f"At most {max_messages} messages are allowed, got {len(self.messages)}.",
-                code="invalid_value",
-                param="messages",
-            )
+        for param, number, limit in (
+            ("messages", len(self.messages), limits.max_messages),
+            ("n", self.n or 1, limits.max_choices),
+        ):
+            if number > limit:
+                raise BadRequest(
+                    f"Invalid value for '{param}': at most {limit} are allowed, got {number}.",
+                    code="invalid_value",
+                    param=param,
+                )
 
     @property
     def token_limit(self) -> int | None:

@@ -117,6 +117,7 @@ class SamplingFields(RequestModel):
     )
     stop_token_ids: list[Int64] | None = Field(default=None, max_length=1024)
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
+    """Holds back end and stop ids; a stop string ends the text whenever it comes."""
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

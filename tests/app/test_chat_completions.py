@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.config import AssistantConfig, FileConfig
+from app.config import AssistantConfig, FileConfig, Limits
 from app.prompts import THREAD_FROM_CHARACTERS
 from engine.protocol import AddRequest
 from tests.app.serving import CHAT, Gateway, chat_body, finish_reasons, http_request, joined, serving, sse_data, until
@@ -465,6 +465,17 @@ async def test_a_body_that_is_too_large(tmp_path: Path) -> None:
         response = await gateway.chat("x" * (1 << 20))
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "request_too_large"
+
+
+async def test_limits_of_the_configuration(tmp_path: Path) -> None:
+    config = FileConfig(limits=Limits(max_choices=2, max_messages=3, max_body_bytes=2000))
+    async with serving(tmp_path, file_config=config) as gateway:
+        assert (await gateway.chat(n=2)).status_code == 200
+        assert (await gateway.chat(n=3)).json()["error"]["param"] == "n"
+        for num_messages, status in ((3, 200), (4, 400)):
+            body = {**chat_body(), "messages": [HI] * num_messages}
+            assert (await gateway.post(CHAT, body)).status_code == status
+        assert (await gateway.chat("x" * 2000)).status_code == 413
 
 
 async def test_many_streams_are_not_mixed_up(tmp_path: Path) -> None:
