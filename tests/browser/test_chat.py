@@ -12,6 +12,9 @@ from tests.browser.fake_server import FakeServer
 pytestmark = pytest.mark.browser
 
 
+SAMPLING = {"temperature": 0.3, "top_p": 0.9, "repetition_penalty": 1.1, "max_output_tokens": 1024}
+
+
 def ask(page: Page, text: str) -> None:
     page.get_by_label("Message", exact=True).fill(text)
     page.keyboard.press("Enter")
@@ -49,6 +52,7 @@ def test_a_first_message_names_the_assistant_and_the_next_its_parent(page: Page,
 
     first, second = server.sent("response.create")
     assert first == {
+        **SAMPLING,
         "type": "response.create",
         "model": "demo-model",
         "input": "Into German: Good day.",
@@ -57,6 +61,7 @@ def test_a_first_message_names_the_assistant_and_the_next_its_parent(page: Page,
         "stream_id": first["stream_id"],
     }
     assert second == {
+        **SAMPLING,
         "type": "response.create",
         "model": "demo-model",
         "input": "And good night?",

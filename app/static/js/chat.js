@@ -11,6 +11,9 @@ import { TOO_LONG } from "./problems.js";
 
 const SAVE_PAUSE_MS = 500;
 
+// A small model rambles at the API's default temperature of 1, and may repeat itself without end at a low one.
+const SAMPLING = { temperature: 0.3, top_p: 0.9, repetition_penalty: 1.1, max_output_tokens: 1024 };
+
 export const INITIAL_STATE = {
   models: null, // [{ id, description }] once the server has told
   modelsProblem: null,
@@ -199,7 +202,8 @@ export class Chat {
 
   #begin(conversation, turn) {
     const parent = talk.parentResponseOf(conversation, turn);
-    const request = { model: baseModelOf(conversation.model), input: turn.prompt, client_message_id: turn.answer.key };
+    const model = baseModelOf(conversation.model);
+    const request = { ...SAMPLING, model, input: turn.prompt, client_message_id: turn.answer.key };
     const assistant = assistantOf(conversation.model);
     if (parent !== null) request.previous_response_id = parent; // which brings the assistant's prompt along
     else if (assistant !== null) request.prompt = { id: assistant };
