@@ -1,0 +1,95 @@
+"""kill -9 of the real engine and of the gateway in the middle of answers, under the supervisor that `serve` is."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from tests.product import PATIENCE_S, Product, running
+from tests.tiny_model import make_tiny
+
+LONG = 2**17
+"""Tokens of an answer that does not end by itself within any test."""
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    folder = tmp_path_factory.mktemp("engine-process")
+    model = make_tiny(folder / "tiny-chat", max_position_embeddings=2 * LONG)
+    with running(folder, model, "--dtype", "float32", "--num-blocks", str(LONG // 8), "--check-kv") as product:
+        yield product
+
+
+def chat_body(product: Product, **fields: Any) -> dict[str, Any]:
+    message = {"role": "user", "content": "Tell me a long story."}
+    return {"model": product.model, "messages": [message], "max_tokens": LONG, "ignore_eos": True, **fields}
+
+
+def data(line: str) -> dict[str, Any] | None:
+    return json.loads(line[6:]) if line.startswith("data: {") else None
+
+
+def test_kill_9_of_the_engine_ends_streams_with_an_error_and_it_comes_back(product: Product) -> None:
+    engine, gateway = product.child("engine"), product.child("app.gateway")
+    uri = product.url.replace("http", "ws") + "/v1/responses"
+    create = {"type": "response.create", "model": product.model, "input": "Hello", "max_output_tokens": LONG}
+    with (
+        httpx.stream("POST", product.url + "/v1/chat/completions", json=chat_body(product, stream=True)) as sse,
+        connect(uri) as ws,
+    ):
+        lines = sse.iter_lines()
+        while not ((event := data(next(lines))) and event["choices"][0]["delta"].get("content")):
+            pass
+        ws.send(json.dumps({**create, "ignore_eos": True}))
+        while json.loads(ws.recv(PATIENCE_S))["type"] != "response.output_text.delta":
+            pass
+        engine.kill()
+        events = [event for line in lines if (event := data(line))]
+        assert events[-1]["error"]["message"], events[-1]
+        while (last := json.loads(ws.recv(PATIENCE_S)))["type"] == "response.output_text.delta":
+            pass
+        while last["type"] not in ("response.failed", "error"):
+            last = json.loads(ws.recv(PATIENCE_S))
+    refused = httpx.get(product.url + "/ready")
+    if refused.status_code != 200:  # the engine may be back already
+        assert refused.status_code == 503
+        answer = httpx.post(product.url + "/v1/chat/completions", json=chat_body(product))
+        assert answer.status_code in (503, 200)
+    product.wait_ready()
+    assert product.post("/v1/chat/completions", chat_body(product, max_tokens=3))["usage"]["completion_tokens"] == 3
+    assert product.child("engine").pid != engine.pid
+    assert product.child("app.gateway").pid == gateway.pid
+    product.wait_for(product.is_idle, "the new engine's pool is not idle")
+
+
+def test_kill_9_of_the_gateway_leaves_an_engine_without_orphans(product: Product) -> None:
+    engine, gateway = product.child("engine"), product.child("app.gateway")
+    body = json.dumps(chat_body(product, stream=True)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    clients = [socket.create_connection(("127.0.0.1", product.port), PATIENCE_S) for _ in range(4)]
+    for client in clients:
+        client.sendall(head + body)
+    product.wait_for(lambda: product.stats()["requests"]["running"] == 4, "four streams do not run")
+    gateway.kill()
+    for client in clients:
+        while client.recv(65536):
+            pass
+        client.close()
+    product.wait_for(product.is_ready, "no gateway came back")
+    assert product.child("engine").pid == engine.pid
+    product.wait_for(product.is_idle, "the orphans still run")
+    assert product.post("/v1/chat/completions", chat_body(product, max_tokens=3))["usage"]["completion_tokens"] == 3
+
+
+def test_an_engine_that_can_never_start_ends_the_server_with_one_sentence(product: Product, tmp_path: Path) -> None:
+    (prepared,) = (product.state_dir / "models").iterdir()
+    hopeless = Product(tmp_path, prepared, "--max-model-len", "1000000")
+    with pytest.raises(AssertionError, match="ended with 2"):
+        hopeless.start()
+    assert f"a context of 1000000 tokens was asked for, but the model has {2 * LONG}" in hopeless.log
+    assert "the engine cannot start like this" in hopeless.log
