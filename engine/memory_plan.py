@@ -52,7 +52,7 @@ def plan_memory(
     available_bytes: int,
     on_gpu: bool,
 ) -> MemoryPlan:
-    """`available_bytes`: with the weights loaded.
+    """`available_bytes`: what the weights leave.
 
     A number of blocks that was asked for has to fit; otherwise the pool is 25% of what is available on a CPU, at most
     4 GiB, and 90% on a GPU. The context is the model's own unless a shorter one was asked for, and never longer than

@@ -40,18 +40,19 @@ class ModelRunner:
         # a tied head is packed in its own layout beside the embedding
         head_bytes = shape.vocab_size * shape.hidden_size * dtype.itemsize if shape.tie_word_embeddings else 0
         weights_bytes = weights.num_bytes + head_bytes
-        check_weights_fit(weights_bytes, _available_bytes(self._device))
-        num_positions = config.max_model_len or shape.max_position_embeddings
-        with torch.inference_mode():
-            self._decoder = Decoder(shape, weights, select_kernels(self._device, dtype), self._device, num_positions)
+        available_bytes = _available_bytes(self._device)
+        check_weights_fit(weights_bytes, available_bytes)
         self.plan: MemoryPlan = plan_memory(
             shape,
             config,
             dtype_bytes=dtype.itemsize,
             weights_bytes=weights_bytes,
-            available_bytes=_available_bytes(self._device),
+            available_bytes=available_bytes - weights_bytes,
             on_gpu=on_gpu,
         )
+        with torch.inference_mode():
+            kernels = select_kernels(self._device, dtype)
+            self._decoder = Decoder(shape, weights, kernels, self._device, self.plan.max_model_len)
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
         self._sampler = Sampler()

@@ -97,9 +97,11 @@ class Decoder:
             heads[:, : config.num_heads] = kernels.rms_norm(heads[:, : config.num_heads], layer.q_norm, eps)
             k = heads[:, config.num_heads : num_rotated]
             k.copy_(kernels.rms_norm(k, layer.k_norm, eps))
-        heads[:, :num_rotated] = kernels.rope(heads[:, :num_rotated], cosines, sines)
+        rotated = kernels.rope(heads[:, :num_rotated], cosines, sines)
+        q = rotated[:, : config.num_heads]
+        # K goes back beside V, so that one write takes both
+        heads[:, config.num_heads : num_rotated] = rotated[:, config.num_heads :]
         kernels.write_kv(kv, heads[:, config.num_heads :], plan)
-        q = heads[:, : config.num_heads].contiguous()
         if num_decodes:
             kernels.decode_attention(q[:num_decodes], kv, plan, attended[:num_decodes])
         if num_rows > num_decodes:

@@ -8,6 +8,7 @@ import argparse
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ __all__ = ["prepare", "resolve_dtype"]
 
 Progress = Callable[[str, int, int], None]
 """what is being done, done, total (bytes)"""
+ABANDONED_AFTER_S = 24 * 3600
+_TEMPORARY = ".preparing-"
 
 
 def prepare(source: str, state_dir: Path, dtype: str, progress: Progress) -> PreparedModel:
@@ -42,13 +45,21 @@ def _write(source: ModelSource, state_dir: Path, dtype: str, progress: Progress)
 
     target = source.prepared_path(state_dir)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".preparing-", dir=target.parent))
+    _remove_abandoned(target.parent)
+    temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=target.parent))
     try:
         conversion.convert(source, temporary, dtype, progress)
         _publish(temporary, target, dtype)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return PreparedModel.load(target)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """What a process that was killed left half written; a day is longer than any preparation takes."""
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _publish(temporary: Path, target: Path, dtype: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,15 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
         prepare(str(source), tmp_path / "state", "float32", stop)
     assert list((tmp_path / "state" / "models").iterdir()) == []
     assert ready(source, tmp_path / "state").weights_path("float32").exists()
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> None:
+    source, folder = make_tiny(tmp_path / "tiny"), tmp_path / "state" / "models"
+    for name, age_s in {".preparing-old": 25 * 3600, ".preparing-running": 3600}.items():
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (time.time() - age_s,) * 2)
+    model = ready(source, tmp_path / "state")
+    assert {p.name for p in folder.iterdir()} == {".preparing-running", model.path.name}
 
 
 def test_whoever_comes_second_takes_what_is_there(tmp_path: Path) -> None:
