@@ -208,7 +208,7 @@ def test_abort_frees_and_unknown_or_foreign_ids_are_passed_over(serve: Serve) ->
     assert engine.core.aborted == ["a"]
 
 
-def test_b43_malformed_messages_never_kill_the_engine(serve: Serve) -> None:
+def test_malformed_messages_never_kill_the_engine(serve: Serve) -> None:
     engine = serve()
     peer = engine.peer()
     junk = [b"", b"\x00", b"junk", os.urandom(1000), encode(Hello())[:-1], b"\x92\xa3add\xc0", b"\x91\xa5ready"]
