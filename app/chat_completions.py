@@ -19,6 +19,7 @@ from app.prompts import BuiltPrompt
 from app.request_params import parse_request
 from app.services import Services
 from app.sse import SseResponse, SseWriter
+from engine.protocol import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 
 
@@ -97,8 +98,7 @@ class ChatAnswer:
         with self._generation as generation:
             async for deltas in generation:
                 for delta in deltas:
-                    if delta.logprobs:
-                        logprobs[delta.index] += chat_logprobs(self._tokenizer, delta.logprobs)
+                    logprobs[delta.index] += chat_logprobs(self._tokenizer, delta.logprobs or [], delta.end_logprobs)
                     if delta.finish_reason is not None:
                         ends[delta.index] = delta
                         self._remember(delta.index)
@@ -136,19 +136,23 @@ class ChatAnswer:
         if self._chat.return_token_ids:
             ids = b',"token_ids":' + orjson.dumps(delta.token_ids)
         if delta.text or delta.logprobs or (ids and delta.token_ids):
-            logprobs = b"null"
-            if delta.logprobs:
-                logprobs = json_value({"content": chat_logprobs(self._tokenizer, delta.logprobs), "refusal": None})
+            logprobs = self._logprobs(delta.logprobs or [])
             content = b'"delta":{"content":%b},"logprobs":%b' % (json_value(delta.text), logprobs)
             frames.append(chunks.chunk(b'{"index":%d,%b,"finish_reason":null%b}' % (delta.index, content, ids)))
         if delta.finish_reason is not None:
             self._remember(delta.index)
+            end = (delta.index, self._logprobs([], delta.end_logprobs), delta.finish_reason.encode())
             frames.append(
                 chunks.chunk(
-                    b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b","stop_reason":%b}'
-                    % (delta.index, delta.finish_reason.encode(), json_value(delta.stop_reason))
+                    b'{"index":%d,"delta":{},"logprobs":%b,"finish_reason":"%b","stop_reason":%b}'
+                    % (*end, json_value(delta.stop_reason))
                 )
             )
+
+    def _logprobs(self, entries: list[TokenLogprobs], end: TokenLogprobs | None = None) -> bytes:
+        if not entries and end is None:
+            return b"null"
+        return json_value({"content": chat_logprobs(self._tokenizer, entries, end), "refusal": None})
 
     def _remember(self, index: int) -> None:
         """A history that brings this answer back as text will find its ids."""

@@ -20,6 +20,8 @@ class ChoiceDelta:
     """Ids that came with this delta, the end id included. Text may lag behind them."""
     logprobs: list[TokenLogprobs] | None = None
     """Of the tokens whose text is now complete, in order; None where they were not asked for."""
+    end_logprobs: TokenLogprobs | None = None
+    """Of the end or stop id, which has no text: with the last delta of a choice that such an id ended."""
     finish_reason: Literal["stop", "length"] | None = None
     stop_reason: int | str | None = None
     """The stop string or stop id that ended the choice; None for an end of turn."""
@@ -62,8 +64,8 @@ class Choice:
         if finish_reason is not None:
             self.is_done = True
             self.stream.close()
-        logprobs = self._settled_logprobs(output, num_taken)
-        return ChoiceDelta(self.index, text, ids, logprobs, finish_reason, stop_reason)
+        logprobs, end_logprobs = self._settled_logprobs(output, num_taken)
+        return ChoiceDelta(self.index, text, ids, logprobs, end_logprobs, finish_reason, stop_reason)
 
     def _append(self, ids: list[int], stop_token_id: int | None) -> tuple[str, int]:
         """The new text, and how many of `ids` it took: the count ends with the token that completed a stop string.
@@ -79,19 +81,22 @@ class Choice:
                 return text, num_taken
         return text, len(ids)
 
-    def _settled_logprobs(self, output: RequestOutput, num_taken: int) -> list[TokenLogprobs] | None:
-        """Entries of tokens whose text is wholly out by now; at the end all but that of the id that ended it."""
+    def _settled_logprobs(
+        self, output: RequestOutput, num_taken: int
+    ) -> tuple[list[TokenLogprobs] | None, TokenLogprobs | None]:
+        """Entries of tokens whose text is wholly out by now, at the end of all; and that of the id that ended it."""
         if self.params.logprobs is None:
-            return None
+            return None, None
         self.logprobs += (output.logprobs or [])[:num_taken]
-        until = self.detokenizer.num_settled_tokens
+        until, end = self.detokenizer.num_settled_tokens, None
         if self.is_done and self.detokenizer.stop_string is None:
             until = len(self.logprobs)
             if self.logprobs and output.stop_token_id is not None and not self._shows(output.stop_token_id):
                 until -= 1
+                end = self.logprobs[-1]
         entries = self.logprobs[self.num_logprobs_sent : until]
         self.num_logprobs_sent += len(entries)
-        return entries
+        return entries, end
 
     def _shows(self, stop_token_id: int) -> bool:
         """Whether the id that ended the choice is part of its text."""

@@ -15,14 +15,25 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
-    """Entries of `logprobs.content`: one a token, with its bytes, since a token may be part of a character."""
+def chat_logprobs(
+    tokenizer: Tokenizer, entries: Iterable[TokenLogprobs], end: TokenLogprobs | None = None
+) -> list[dict[str, Any]]:
+    """Entries of `logprobs.content`: one a token, with its bytes, since a token may be part of a character.
+
+    `end` is that of an id that ended the answer: its entry comes last and has no bytes, as it has no text.
+    """
 
     def one(token_id: int, logprob: float) -> dict[str, Any]:
         data = tokenizer.token_bytes(token_id)
         return {"token": tokenizer.token_text(token_id), "logprob": finite(logprob), "bytes": list(data)}
 
-    return [{**one(e.token_id, e.logprob), "top_logprobs": [one(t, lp) for t, lp in e.top]} for e in entries]
+    def with_top(entry: TokenLogprobs) -> dict[str, Any]:
+        return {**one(entry.token_id, entry.logprob), "top_logprobs": [one(t, lp) for t, lp in entry.top]}
+
+    written = [with_top(entry) for entry in entries]
+    if end is not None:
+        written.append({**with_top(end), "bytes": []})
+    return written
 
 
 class CompletionLogprobs:

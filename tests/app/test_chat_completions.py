@@ -390,6 +390,20 @@ async def test_b45_every_end_id_ends_and_none_shows(tmp_path: Path) -> None:
         assert chunks[-1]["usage"] == whole["usage"]
 
 
+async def test_b18_one_entry_a_token_streamed_or_not(tmp_path: Path) -> None:
+    """The end id's entry comes last and has no bytes: what is joined is the text."""
+    asked = {"logprobs": True, "top_logprobs": 2}
+    async with serving(tmp_path, ScriptedEngineClient(script=say("a\u00e9!"))) as gateway:
+        whole = (await gateway.chat(**asked)).json()
+        chunks = await gateway.stream_chat(**asked)
+    entries = whole["choices"][0]["logprobs"]["content"]
+    assert len(entries) == whole["usage"]["completion_tokens"] == 5
+    assert bytes(b for e in entries for b in e["bytes"]).decode() == "a\u00e9!"
+    assert (entries[-1]["token"], entries[-1]["bytes"]) == ("<|im_end|>", [])
+    streamed = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+    assert [e for part in streamed for e in part["content"]] == entries
+
+
 async def test_stop_ids_and_strings_name_themselves(tmp_path: Path) -> None:
     async with serving(tmp_path, ScriptedEngineClient(script=say("one.two"))) as gateway:
         by_id = (await gateway.chat(stop_token_ids=[ord(".")])).json()["choices"][0]
