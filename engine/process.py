@@ -285,7 +285,8 @@ class EngineProcess:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             # EAGAIN: so much waits for it that it does not read at all. Credit keeps step messages far below that.
-            log.warning("a gateway has gone with %d requests: aborting them", len(gateway.request_ids))
+            if gateway.request_ids:
+                log.warning("a gateway has gone: aborting its %d requests", len(gateway.request_ids))
             if gateway.identity in self._gateways:
                 self._drop(gateway)
 

@@ -167,7 +167,7 @@ class ZmqEngineClient:
             log.exception("the client of the engine at %s broke", self._address)
             raise
         finally:
-            self._lose("this client is closed")
+            self._end("this client is closed")
 
     async def _serve_connection(self, context: zmq.asyncio.Context) -> None:
         """From connecting to the loss of the connection. Raises ProtocolFault."""
@@ -198,7 +198,7 @@ class ZmqEngineClient:
 
     async def _receive(self, dealer: zmq.asyncio.Socket) -> None:
         while True:
-            await dealer.poll(zmq.POLLIN)  # and not recv: cancelled at the wrong moment it would lose a message
+            await dealer.poll(None, zmq.POLLIN)  # and not recv: cancelled at the wrong moment it would lose a message
             self._take_arrived(dealer)
 
     def _take_arrived(self, dealer: zmq.asyncio.Socket) -> None:
@@ -217,6 +217,10 @@ class ZmqEngineClient:
         """All requests of the connection are gone."""
         if self._ready is not None:
             log.warning("lost the engine at %s: %s", self._address, reason)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        if self._ready is not None:
             self._reason = reason
         self._ready = None
         self._became_ready.clear()

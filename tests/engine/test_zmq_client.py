@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
 import zmq.asyncio
@@ -185,6 +186,25 @@ async def test_a_killed_gateway_leaves_no_request_behind(child: Child, client: Z
         await read(released)
     while (await client.stats()).running != 0:
         pass
+
+
+async def test_a_client_that_waits_sleeps(child: Child, client: ZmqEngineClient) -> None:
+    """Another process that waits for its stream uses no more processor time than its lease needs."""
+    child.start('[1, {"pause": null}]')
+    await client.wait_ready()
+    source = Path(__file__).with_name("gateway_that_waits.py")
+    gateway = await asyncio.create_subprocess_exec(
+        sys.executable, str(source), child.address, stdout=asyncio.subprocess.PIPE
+    )
+    assert gateway.stdout is not None
+    assert await gateway.stdout.readline() == b"streaming\n"
+    watched = psutil.Process(gateway.pid)
+    await asyncio.sleep(0.2)  # let it come to rest
+    before = sum(watched.cpu_times()[:2])
+    await asyncio.sleep(1.0)
+    assert sum(watched.cpu_times()[:2]) - before <= 0.02  # two ticks of the kernel's clock
+    gateway.kill()
+    await gateway.wait()
 
 
 async def test_closing_aborts_and_fails_what_runs(child: Child, client: ZmqEngineClient) -> None:
