@@ -198,7 +198,7 @@ class ZmqEngineClient:
 
     async def _receive(self, dealer: zmq.asyncio.Socket) -> None:
         while True:
-            await dealer.poll(None, zmq.POLLIN)  # and not recv: cancelled at the wrong moment it would lose a message
+            await dealer.poll()  # for a message; and not recv: cancelled at the wrong moment it would lose a message
             self._take_arrived(dealer)
 
     def _take_arrived(self, dealer: zmq.asyncio.Socket) -> None:
