@@ -88,7 +88,7 @@ def test_kill_9_of_the_gateway_leaves_an_engine_without_orphans(product: Product
 
 def test_an_engine_that_can_never_start_ends_the_server_with_one_sentence(product: Product, tmp_path: Path) -> None:
     (prepared,) = (product.state_dir / "models").iterdir()
-    hopeless = Product(tmp_path, prepared, "--max-model-len", "1000000")
+    hopeless = Product(tmp_path, prepared, "--dtype", "float32", "--max-model-len", "1000000")
     with pytest.raises(AssertionError, match="ended with 2"):
         hopeless.start()
     assert f"a context of 1000000 tokens was asked for, but the model has {2 * LONG}" in hopeless.log
