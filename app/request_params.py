@@ -29,20 +29,20 @@ def parse_request(model: type[Model], body: Mapping[str, Any]) -> Model:
     except ValidationError as e:
         errors = e.errors(include_url=False, include_context=False)
         # of a union's complaints the one that got furthest says best what is wrong
-        located = [(_path(body, error["loc"]), error) for error in errors]
+        located = [(_path(body, error), error) for error in errors]
         path, error = max(located, key=lambda pair: len(pair[0]))
         param = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
         raise BadRequest(_message(param, error), code=_code(error), param=param or None) from None
 
 
-def _path(body: Any, loc: tuple[int | str, ...]) -> list[int | str]:
-    """`loc` without the names that pydantic gives to the branches of a union."""
+def _path(body: Any, error: Any) -> list[int | str]:
+    """Where the error is, without the names that pydantic gives to the branches of a union."""
     path: list[int | str] = []
     here = body
-    for i, step in enumerate(loc):
+    for i, step in enumerate(error["loc"]):
         if _has(here, step):
             here = here[step]
-        elif not (isinstance(here, dict) and i == len(loc) - 1 and str(step).isidentifier()):
+        elif error["type"] != "missing" or i < len(error["loc"]) - 1:
             continue  # a branch; a field that is missing is the last step
         path.append(step)
     return path
