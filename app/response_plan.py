@@ -72,7 +72,7 @@ class ResponsePlanner:
         services = self._services
         request = parse_create(body)
         items = parse_input(request.input, services.file_config.limits.max_messages)
-        by_model = None if request.model is None else find_assistant_of_model(services, tenant, request.model)
+        by_model = self._find_model(tenant, request)
         parent = await self._find_parent(tenant, request.previous_response_id, unstored)
         assistant = self._choose_assistant(tenant, request, by_model, parent)
         history = parent.history if parent else ()
@@ -102,6 +102,14 @@ class ResponsePlanner:
             response=self._response(str(response_id), request, params, assistant),
         )
         return Plan(node, generation, prompt, history)
+
+    def _find_model(self, tenant: Tenant, request: CreateResponse) -> Assistant | None:
+        """A model may be left out where an assistant or a parent stands for it. Raises ApiError."""
+        if request.model is not None:
+            return find_assistant_of_model(self._services, tenant, request.model)
+        if request.prompt is None and request.previous_response_id is None:
+            raise BadRequest("Missing required parameter: 'model'.", code="missing_required_parameter", param="model")
+        return None
 
     async def _find_parent(
         self, tenant: Tenant, previous_id: str | None, unstored: Mapping[str, Parent]

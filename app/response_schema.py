@@ -43,7 +43,7 @@ class CreateResponse(SamplingFields):
     """`input` is parsed by app/response_input.py."""
 
     model: str | None = None
-    """None: the model that is served."""
+    """May be left out with `prompt` or `previous_response_id`: there is one model."""
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -119,7 +119,7 @@ async def test_200_clients_killed_at_random_moments_leave_the_pool_idle(product:
         }
         data = json.dumps(body).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", product.port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
         await writer.drain()
         await asyncio.sleep(chance.random() * 0.5)

@@ -26,7 +26,7 @@ class FakeGeneration:
         self.was_left = False
 
     def say(self, text, finish_reason=None):
-        self.queue.put_nowait(ChoiceDelta(0, text, [1], None, finish_reason))
+        self.queue.put_nowait(ChoiceDelta(0, text, [1], None, finish_reason=finish_reason))
 
     @property
     def num_output_tokens(self):
