@@ -153,4 +153,6 @@ def from_error_info(error: ErrorInfo) -> ApiError:
     if error.code in REFUSAL_CODES:
         code = None if error.code == "invalid_request" else error.code
         return BadRequest(error.message, code=code, param=error.param)
+    if error.code == "overloaded":
+        return EngineUnavailable(error.message, code=error.code)
     return GenerationFailed(error.message, code=error.code, param=error.param)

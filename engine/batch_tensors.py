@@ -104,7 +104,7 @@ class _Builder:
         if scheduled.samples:
             self.sampled.append(sequence)
             self.sample_rows.append(first_row + scheduled.num_new_tokens - 1)
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.wants_prompt_logprobs:
             start = sequence.num_computed_tokens
             next_ids = sequence.prompt_ids[start + 1 : start + scheduled.num_new_tokens + 1]
             if next_ids:

@@ -38,10 +38,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     """RMSNorm over each head of q and k before RoPE (Qwen3)."""
 
-    @property
-    def group_size(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
@@ -62,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: from the memory that is free."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
+    max_waiting: int = 4096
+    """Requests that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
     enable_prefix_caching: bool = True
     check_kv: bool = False

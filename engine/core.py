@@ -7,7 +7,7 @@ from typing import Protocol
 
 from engine.block_hash import root_hash
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError, InvalidRequest, RequestError, RequestTooLarge
+from engine.errors import EngineDeadError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, AddRequest, EngineInfo, EngineStats, ErrorInfo, FinishReason, RequestOutput
 from engine.scheduled_batch import ScheduledBatch, StepResult
@@ -30,16 +30,17 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """Synchronous, for one thread. `identity`: what KV depends on beside the model's fingerprint, for the hash root."""
+    """Synchronous, for one thread. `identity`: what KV depends on beside the model's fingerprint (see ModelRunner)."""
 
     def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner, identity: Iterable[str] = ()) -> None:
         self.info = info
         self._runner = runner
-        root = root_hash(info.fingerprint, config.dtype, config.device, *identity)
+        root = root_hash(info.fingerprint, *identity)
         kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching)
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
+        self._max_waiting = config.max_waiting
         self._shadow = ShadowKV(info.num_blocks, info.block_size) if config.check_kv else None
         self._num_arrivals = 0
 
@@ -113,6 +114,8 @@ class EngineCore:
     def _make_sequence(self, request: AddRequest) -> Sequence:
         """Raises RequestError for what should not have been sent and for what could never be served."""
         info, params, prompt_ids = self.info, request.params, request.prompt_ids
+        if self.scheduler.num_waiting >= self._max_waiting:
+            raise Overloaded(self._max_waiting)
         if request.request_id in self.scheduler:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         if not prompt_ids:

@@ -3,7 +3,8 @@
 EngineError
 ├── RequestError          this request failed; the engine and its other requests are well
 │   ├── InvalidRequest    it should not have been sent: names the parameter and the reason
-│   └── RequestTooLarge   it can never fit: carries what it needs and what there is
+│   ├── RequestTooLarge   it can never fit: carries what it needs and what there is
+│   └── Overloaded        too many wait already: another time it may be served
 ├── EngineDeadError       the engine has gone; every request that ran on it has ended
 ├── ModelNotSupported     this model cannot be served, in one sentence
 └── NotEnoughMemory       carries the bytes needed and the bytes there are
@@ -35,6 +36,14 @@ class RequestTooLarge(RequestError):
         super().__init__(message, code="context_length_exceeded", param=param)
         self.needed_tokens = needed_tokens
         self.limit_tokens = limit_tokens
+
+
+class Overloaded(RequestError):
+    """As many requests wait as may wait."""
+
+    def __init__(self, max_waiting: int) -> None:
+        super().__init__(f"{max_waiting} requests wait already: try again later", code="overloaded")
+        self.max_waiting = max_waiting
 
 
 class EngineDeadError(EngineError):

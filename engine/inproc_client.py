@@ -14,6 +14,9 @@ from engine.token_stream import TokenStream
 
 log = logging.getLogger(__name__)
 
+REST_S = 1.0
+"""As in engine.process: idle for so long, the pool is checked."""
+
 
 class InprocEngineClient:
     """For tests and for embedding: a core behind the same protocol as an engine in another process.
@@ -123,11 +126,12 @@ class InprocEngineClient:
         was_busy = False
         try:
             while not self._is_stopping:
-                self._take_commands(block=not (self._core.has_work or was_busy))
+                timeout_s = 0.0 if self._core.has_work else REST_S if was_busy else None
+                has_rested = not self._take_commands(timeout_s)
                 if self._core.has_work:
                     was_busy = True
                     self._hand_over(self._core.step())
-                elif was_busy:
+                elif was_busy and has_rested:
                     was_busy = False
                     self._core.check_integrity()
         except Exception as e:
@@ -135,12 +139,15 @@ class InprocEngineClient:
             reason = f"{type(e).__name__}: {e}"
             self._call_loop(lambda: self._lose(reason))
 
-    def _take_commands(self, *, block: bool) -> None:
-        """All that are there; waits for the first of them if there is nothing else to do."""
+    def _take_commands(self, timeout_s: float | None) -> bool:
+        """All that are there; waits for the first of them so long, None: as long as it takes. Whether one came."""
+        num_taken = 0
         with contextlib.suppress(queue.Empty):
             while True:
-                self._commands.get(block)()
-                block = False
+                command = self._commands.get(timeout_s != 0.0, timeout_s)
+                command()
+                num_taken, timeout_s = num_taken + 1, 0.0
+        return num_taken > 0
 
     def _add(self, request: AddRequest) -> None:
         refusal = self._core.add(request)

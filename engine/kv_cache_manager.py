@@ -37,7 +37,7 @@ class KVCacheManager:
         All but the block of its last token, whose logits it needs. None if every position has to be computed, as for
         log-probabilities of the prompt.
         """
-        if not self._enable_prefix_caching or sequence.params.prompt_logprobs is not None:
+        if not self._enable_prefix_caching or sequence.wants_prompt_logprobs:
             return []
         num_blocks = (sequence.num_tokens - 1) // self.block_size
         self._hash_blocks(sequence, num_blocks)

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import InvalidRequest, RequestError
-from engine.model_runner import ModelRunner
+from engine.model_runner import ModelRunner, resolve_device
+from engine.models.fingerprint import resolve_dtype
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel, default_state_dir
 from engine.protocol import END, AddRequest, RequestOutput, Scope, TokenLogprobs
@@ -31,6 +32,9 @@ from engine.text.tokenizer import Tokenizer
 
 SCOPE = Scope(END, b"offline")
 """One process has one user: everything may be shared."""
+
+PROMPT_SUFFIX_TOKENS = 8
+"""Of a prompt of ids, which may end within a character: no character has more bytes than half of that."""
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, str]]
@@ -92,10 +96,11 @@ class LLM:
                     progress.update(tasks[what], completed=done, total=total)
 
                 folder = default_state_dir() if state_dir is None else Path(state_dir)
-                prepared = prepare(str(model), folder, engine.get("dtype", "auto"), show)
+                dtype = resolve_dtype(engine.get("dtype", "auto"), resolve_device(engine.get("device", "auto")).type)
+                prepared = prepare(str(model), folder, dtype, show)
         self.config = EngineConfig(model_dir=str(prepared.path), **engine)
         self._runner = ModelRunner(prepared, self.config)
-        self._core = EngineCore(self.config, self._runner.info, self._runner)
+        self._core = EngineCore(self.config, self._runner.info, self._runner, self._runner.identity)
         self.tokenizer = Tokenizer.load(prepared)
         source = prepared.chat_template
         self._template = None if source is None else ChatTemplate(source, self.tokenizer)
@@ -115,7 +120,7 @@ class LLM:
         each = _prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in each]
         ids = [self.tokenizer.encode_completion(p) if isinstance(p, str) else list(p) for p in each]
-        return self._run(texts, ids, sampling_params, use_tqdm)
+        return self._run(texts, ids, sampling_params, use_tqdm, continues_text=True)
 
     def chat(
         self,
@@ -140,7 +145,7 @@ class LLM:
             ).token_ids
             for conversation in _conversations(messages)
         ]
-        return self._run([None] * len(ids), ids, sampling_params, use_tqdm)
+        return self._run([None] * len(ids), ids, sampling_params, use_tqdm, continues_text=False)
 
     def _run(
         self,
@@ -148,12 +153,15 @@ class LLM:
         prompts: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
+        *,
+        continues_text: bool,
     ) -> list[GenerationResult]:
+        """`continues_text`: the answer goes on in the middle of a text, so its first word may need its space."""
         per_prompt = _one_for_each(sampling_params, len(prompts))
         choices: dict[str, _Choice] = {}
         try:
             results = [
-                self._submit(i, text, ids, params, choices)
+                self._submit(i, text, ids, params, continues_text, choices)
                 for i, (text, ids, params) in enumerate(zip(texts, prompts, per_prompt, strict=True))
             ]
             with _progress_bar() if use_tqdm else nullcontext() as progress:
@@ -168,7 +176,13 @@ class LLM:
         return results
 
     def _submit(
-        self, index: int, text: str | None, ids: list[int], params: SamplingParams, choices: dict[str, _Choice]
+        self,
+        index: int,
+        text: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        continues_text: bool,
+        choices: dict[str, _Choice],
     ) -> GenerationResult:
         params = msgspec.structs.replace(params, eos_token_ids=tuple(self.tokenizer.eos_token_ids))
         if params.n > 1 and params.seed is None:
@@ -182,7 +196,7 @@ class LLM:
                 stop=params.stop,
                 include_stop_str_in_output=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
-                prompt_suffix_ids=ids[-1:],
+                prompt_suffix_ids=ids[-PROMPT_SUFFIX_TOKENS:] if continues_text else (),
             )
             refusal = self._core.add(
                 AddRequest(

@@ -56,6 +56,8 @@ class ModelRunner:
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
         self._sampler = Sampler()
+        self.identity = (dtype_name, repr(shape.rope))
+        """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
         self.info = EngineInfo(
             model_name=model.manifest.name,
             fingerprint=model.manifest.fingerprint,

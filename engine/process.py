@@ -30,6 +30,8 @@ from engine.protocol import (
     EngineInfo,
     EngineReady,
     EngineStats,
+    ErrorInfo,
+    FinishReason,
     FromEngine,
     Hello,
     LastWords,
@@ -51,6 +53,11 @@ MAX_MESSAGES_PER_STEP = 1024
 MAX_MESSAGE_BYTES = 64 * 2**20
 """A peer that sends more is disconnected; the longest prompt takes five bytes a token."""
 HEARTBEAT_MS = 2000
+REST_MS = 1000
+"""Idle for so long, the pool is checked: that walks over every block, and no request should wait for it."""
+
+
+LEASE_EXPIRED = ErrorInfo("the gateway was silent for longer than its lease", "lease_expired")
 
 
 class Core(Protocol):
@@ -130,16 +137,16 @@ class EngineProcess:
     # ---- the loop
 
     def run(self) -> None:
-        """Until `stop`. Handles SIGTERM and SIGINT when it runs in the main thread of `python -m engine`."""
+        """Until `stop`."""
         try:
             while not self._is_stopping:
-                self._poller.poll(self._poll_timeout_ms())
+                has_rested = not self._poller.poll(self._poll_timeout_ms())
                 self._drain()
                 self._abort_expired()
                 if self._core.has_work:
                     self._was_busy = True
                     self._route(self._core.step())
-                elif self._was_busy and not self._owners:
+                elif self._was_busy and has_rested:
                     self._was_busy = False
                     self._core.check_integrity()
                 self._flush()
@@ -167,12 +174,12 @@ class EngineProcess:
             signal.signal(number, on_signal)
 
     def _poll_timeout_ms(self) -> int | None:
-        """0 while there is work; else until the next lease ends; None (block) if nothing runs."""
+        """0 while there is work; else until the next lease ends, or the pool is to be checked; else None (block)."""
         if self._core.has_work:
             return 0
         leases = [g.last_seen + self._lease_s for g in self._gateways.values() if g.request_ids]
         if not leases:
-            return None
+            return REST_MS if self._was_busy else None
         return max(0, int((min(leases) - self._clock()) * 1000) + 1)
 
     def _drain(self) -> None:
@@ -223,7 +230,10 @@ class EngineProcess:
 
     def _add(self, gateway: Gateway, request: AddRequest) -> None:
         if request.request_id in self._owners or request.request_id in gateway.pending:
-            log.warning("ignored a request: its id %r is in use", request.request_id)
+            log.warning("refused a request: its id %r is in use", request.request_id)
+            if request.request_id not in gateway.request_ids and request.request_id not in gateway.pending:
+                error = ErrorInfo("the request's id is in use", "invalid_request", "request_id")
+                gateway.pending[request.request_id] = _failed(request.request_id, error)
             return
         self._owners[request.request_id] = gateway
         gateway.request_ids.add(request.request_id)
@@ -247,7 +257,10 @@ class EngineProcess:
         for gateway in list(self._gateways.values()):
             if gateway.request_ids and now - gateway.last_seen >= self._lease_s:
                 log.warning("a gateway was silent for %.1f s: aborting its requests", now - gateway.last_seen)
-                self._drop(gateway)
+                expired = list(gateway.request_ids)
+                self._abort(gateway, expired)
+                # It may only have been stopped for a while: then its streams must learn of it.
+                gateway.pending |= {request_id: _failed(request_id, LEASE_EXPIRED) for request_id in expired}
 
     def _drop(self, gateway: Gateway) -> None:
         del self._gateways[gateway.identity]
@@ -299,6 +312,10 @@ class EngineProcess:
         self._context.term()
         self._wake_reader.close()
         self._wake_writer.close()
+
+
+def _failed(request_id: str, error: ErrorInfo) -> RequestOutput:
+    return RequestOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
 def serve(core: Core, info: EngineInfo, address: str, *, lease_s: float) -> None:

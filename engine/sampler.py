@@ -20,10 +20,18 @@ CANDIDATES = (256, 4096)
 vocabulary costs milliseconds a row."""
 
 
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
+
+
 class Sampler:
+    def __init__(self) -> None:
+        self._penalties = penalties.Penalties()
+
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
-        """logits: fp32 [len(sequences), vocab_size], changed in place. Raises FloatingPointError for a row that has no
-        finite largest value, naming its request."""
+        """logits: fp32 [len(sequences), vocab_size], changed in place.
+
+        A row without a finite largest value brings a fault instead of a token; the others are drawn all the same.
+        """
         if not sequences:
             return []
         wanted = [row for row, s in enumerate(sequences) if s.params.logprobs is not None]
@@ -31,25 +39,26 @@ class Sampler:
         raw = logits[wanted] if wanted else None
         for row, sequence in enumerate(sequences):
             if penalties.has_adjustment(sequence):
-                penalties.adjust(logits[row], sequence)
+                self._penalties.adjust(logits[row], sequence)
         best, token_ids = logits.max(-1)
+        is_finite = best.isfinite()
+        if not is_finite.all():
+            logits[~is_finite] = best[~is_finite] = 0.0  # something to draw from; what is drawn is not looked at
         random = [row for row, s in enumerate(sequences) if not s.params.is_greedy]
         if random:
             everyone = len(random) == len(sequences)
             rows = slice(None) if everyone else random
             token_ids[rows] = _draw(logits[rows], best[rows], [sequences[row] for row in random])
-        is_finite, ids = torch.stack((best.isfinite().long(), token_ids)).tolist()
-        if not all(is_finite):
-            row = is_finite.index(0)
-            raise FloatingPointError(
-                f"the logits of request {sequences[row].request_id!r} at position {sequences[row].num_tokens} have "
-                f"the largest value {best[row].item()}, expected a finite one"
-            )
+        finite, ids = torch.stack((is_finite.long(), token_ids)).tolist()
         tokens = [SampledToken(token_id) for token_id in ids]
         if raw is not None:
             nums = [sequences[row].params.logprobs or 0 for row in wanted]
             for row, entry in zip(wanted, logprobs.token_logprobs(raw, [ids[r] for r in wanted], nums), strict=True):
                 tokens[row] = SampledToken(ids[row], entry)
+        for row, (sequence, is_well) in enumerate(zip(sequences, finite, strict=True)):
+            if not is_well:
+                fault = f"the largest logit at position {sequence.num_tokens} is not finite"
+                tokens[row] = SampledToken(0, fault=fault)
         return tokens
 
 
@@ -73,7 +82,8 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, sequences: list[Sequence]) -
     device = logits.device
     vocab_size = logits.shape[1]
     params = [s.params for s in sequences]
-    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device)
+    temperatures = torch.tensor([p.temperature for p in params], dtype=torch.float64, device=device)
+    temperatures = temperatures.clamp_(max=_MAX_FLOAT32).float()
     # from the largest down, so that nothing overflows however low the temperature
     scaled = (logits - best[:, None]).div_(temperatures[:, None])
     noise = philox.uniforms(

@@ -72,9 +72,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tr
         need(finite(self.top_p) and 0 <= self.top_p <= 1, "top_p", "between 0 and 1")
         need(finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "between 0 and 1")
         need(
-            finite(self.repetition_penalty) and 0 < self.repetition_penalty <= 100,
+            finite(self.repetition_penalty) and 0.01 <= self.repetition_penalty <= 100,
             "repetition_penalty",
-            "above 0 and at most 100",
+            "between 0.01 and 100",
         )
         for param in ("presence_penalty", "frequency_penalty"):
             need(finite(getattr(self, param)) and -2 <= getattr(self, param) <= 2, param, "between -2 and 2")

@@ -53,6 +53,8 @@ class SampledToken:
     token_id: int
     logprobs: TokenLogprobs | None = None
     """If `params.logprobs` asks for it."""
+    fault: str | None = None
+    """Why no token could be drawn: this sequence ends with an error, its neighbours go on. `token_id` means nothing."""
 
 
 @dataclass(frozen=True, slots=True)

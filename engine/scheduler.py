@@ -165,6 +165,8 @@ class Scheduler:
         One that shares a block with what a running sequence is computing waits for it and holds nobody up. One that
         is too large for the free blocks is passed by smaller ones, but not for ever.
         """
+        if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
+            return  # before the queue is looked at, which costs as much as there are tenants
         done: list[Sequence] = []  # no longer in the queue, which cannot change while it is walked
         misfits: list[Sequence] = []
         for sequence in self.waiting:
@@ -229,14 +231,13 @@ class Scheduler:
                 self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
             if sampled is not None:
                 outputs.append(self._take_token(sequence, sampled))
-        counters.generation_tokens += len(outputs)
         return outputs
 
     def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
         start = sequence.num_computed_tokens
         end = min(start + num_new_tokens, sequence.num_prompt_tokens)
         self.counters.prompt_tokens_computed += end - start
-        if sequence.params.prompt_logprobs is None or sequence.num_output_tokens > 0:
+        if not sequence.wants_prompt_logprobs:
             return
         entries = result.prompt_logprobs.get(sequence.request_id, [])
         expected = min(end, sequence.num_prompt_tokens - 1) - start
@@ -246,7 +247,10 @@ class Scheduler:
         sequence.prompt_logprobs += entries
 
     def _take_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
+        if sampled.fault is not None:
+            return self._fail(sequence, ErrorInfo(sampled.fault, "engine_error"))
         token_id = sampled.token_id
+        self.counters.generation_tokens += 1
         sequence.token_ids.append(token_id)
         num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
         output = RequestOutput(request_id=sequence.request_id, token_ids=[token_id])
@@ -273,11 +277,12 @@ class Scheduler:
         outputs = []
         for sequence, _, _ in batch.sequences:
             if sequence.status is SequenceStatus.RUNNING:
-                self._finish(sequence, FinishReason.ERROR)
-                outputs.append(
-                    RequestOutput(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
-                )
+                outputs.append(self._fail(sequence, error))
         return outputs
+
+    def _fail(self, sequence: Sequence, error: ErrorInfo) -> RequestOutput:
+        self._finish(sequence, FinishReason.ERROR)
+        return RequestOutput(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
 
     # ---- leaving
 

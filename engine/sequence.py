@@ -77,16 +77,17 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Asked for and not given yet: they come with the first output, and once."""
+        return self.params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
     def output_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def last_token_id(self) -> int:
-        return self.token_ids[-1]
 
     @property
     def is_finished(self) -> bool:

@@ -116,9 +116,9 @@ class ZmqEngineClient:
         self._need_ready()
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is in use")
-        stream = TokenStream(request.request_id, self._abort)
-        self._streams[request.request_id] = stream
-        self._send(request)
+        data = encode(request)  # before it is registered: what cannot be encoded leaves nothing behind
+        stream = self._streams[request.request_id] = TokenStream(request.request_id, self._abort)
+        self._send_bytes(data)
         return stream
 
     async def stats(self) -> EngineStats:
@@ -140,9 +140,12 @@ class ZmqEngineClient:
     # ---- sending
 
     def _send(self, message: ToEngine) -> None:
-        """Never waits. What is unsent is bounded by the requests that run: SNDHWM is off for the DEALER."""
+        self._send_bytes(encode(message))
+
+    def _send_bytes(self, data: bytes) -> None:
+        """Never waits: SNDHWM is off for the DEALER. A message is short, and there are a few for each request."""
         if self._socket is not None:
-            self._socket.send(encode(message))
+            self._socket.send(data)
 
     def _abort(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:

@@ -52,10 +52,6 @@ class AttentionBatch:
     def num_decodes(self) -> int:
         return len(self.tails)
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.tails) + sum(extend.num_rows for extend in self.extends)
-
 
 @dataclass(frozen=True, slots=True)
 class KVShape:

@@ -17,6 +17,8 @@ from engine.prepared import FORMAT_VERSION, PreparedModel
 HEADER_BYTES = 2**20
 """As much of each weight file enters the fingerprint; the headers of safetensors (up to this) and GGUF are in it."""
 HUB_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model")
+HUB_IGNORED = ("consolidated*",)
+"""The same weights once more, in another layout."""
 _TEXT_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     *("chat_template.jinja", "chat_template.json", "special_tokens_map.json", "added_tokens.json"),
@@ -112,7 +114,7 @@ def _download(repository: str) -> Path:
     except LocalEntryNotFoundError:
         pass
     try:
-        return Path(snapshot_download(repository, allow_patterns=patterns))
+        return Path(snapshot_download(repository, allow_patterns=patterns, ignore_patterns=list(HUB_IGNORED)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as e:
         reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
         raise ModelNotSupported(f"{repository} cannot be downloaded from the hub: {reason}") from e

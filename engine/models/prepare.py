@@ -5,6 +5,7 @@ is found by its fingerprint without loading torch.
 """
 
 import argparse
+import contextlib
 import shutil
 import sys
 import tempfile
@@ -58,8 +59,9 @@ def _write(source: ModelSource, state_dir: Path, dtype: str, progress: Progress)
 def _remove_abandoned(folder: Path) -> None:
     """What a process that was killed left half written; a day is longer than any preparation takes."""
     for path in folder.glob(f"{_TEMPORARY}*"):
-        if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
-            shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has just published it
+            if time.time() - path.stat().st_mtime > ABANDONED_AFTER_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _publish(temporary: Path, target: Path, dtype: str) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, KVShape
-from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, make_plan
+from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, make_plan
 from kernels.reference import functions
 
 
@@ -29,6 +29,7 @@ class CpuKernels:
     def __init__(self, *, packs_linears: bool) -> None:
         self._packs_linears = packs_linears
         self._pointwise = torch.ops.mkldnn._linear_pointwise
+        self._scratch = Scratch()
         self._flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> CpuLinear:
@@ -62,7 +63,7 @@ class CpuKernels:
         return functions.rope(x, cosines, sines)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
-        return make_plan(batch, shape, dtype)
+        return make_plan(batch, shape, dtype, self._scratch)
 
     def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: CpuPlan) -> None:
         functions.write_kv(kv, key_value, plan.kv_rows)

@@ -9,11 +9,13 @@ from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
 from kernels.reference import functions
 
 _CPU = torch.device("cpu")
+MAX_GROUP_BLOCKS = 1024
+"""About 12 MiB a layer with 3 KV heads of 64 in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Copies blocks of a layer's cache into a buffer that all layers share."""
+    """Copies blocks of a layer's cache into memory that is used by one gather after the other, in every layer."""
 
     rows: torch.Tensor
     """int64, see functions.block_rows."""
@@ -32,6 +34,20 @@ class Gather:
             # the mask alone would not do: NaN times a weight of zero is NaN
             self.buffer.view(-1, head_dim).index_fill_(0, self.unused, 0.0)
         return self.buffer[0], self.buffer[1]
+
+
+class Scratch:
+    """Memory for gathers, kept between steps: fresh pages would cost more than the copies into them."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def view(self, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Uninitialised; overwritten by whoever asks next. A plan made before it grew keeps what it has."""
+        num_bytes = torch.Size(sizes).numel() * dtype.itemsize
+        if num_bytes > self._memory.numel():
+            self._memory = torch.empty(num_bytes * 5 // 4, dtype=torch.uint8)
+        return self._memory[:num_bytes].view(dtype).view(sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,41 +84,46 @@ class CpuPlan:
     extends: tuple[ExtendPlan, ...]
 
 
-def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
+def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype, scratch: Scratch) -> CpuPlan:
     extends = []
     first_row = 0
     for extend in batch.extends:
         table = list(extend.block_ids[: -(-extend.num_tokens // shape.block_size)])
-        extends.append(ExtendPlan(extend, first_row, _gather([table], shape, dtype)))
+        extends.append(ExtendPlan(extend, first_row, _gather([table], shape, dtype, scratch)))
         first_row += extend.num_rows
     return CpuPlan(
         functions.kv_rows(batch.slots, shape, _CPU),
-        tuple(_node_plan(node, shape, dtype) for node in batch.nodes),
-        tuple(_tail_plan(rows, batch.tails, shape, dtype) for rows in group_tails(batch.tails)),
+        tuple(_node_plan(node, shape, dtype, scratch) for node in batch.nodes),
+        tuple(_tail_plan(rows, batch.tails, shape, dtype, scratch) for rows in group_tails(batch.tails)),
         tuple(extends),
     )
 
 
 def group_tails(tails: Sequence[Tail]) -> list[list[int]]:
-    """Rows of about the same number of blocks, so that little is padded; a group costs a call, so a few are better."""
+    """Rows of about the same number of blocks, so that little is padded; a group costs a call, so a few are better.
+
+    A group is no larger than `MAX_GROUP_BLOCKS`, longest times rows, so that its copy stays small.
+    """
     order = sorted(range(len(tails)), key=lambda row: -len(tails[row].block_ids))
     groups: list[list[int]] = []
     longest = 0
     for row in order:
         length = len(tails[row].block_ids)
-        if not groups or length * 2 + 8 < longest:
+        if not groups or length * 2 + 8 < longest or (len(groups[-1]) + 1) * longest > MAX_GROUP_BLOCKS:
             groups.append([])
             longest = length
         groups[-1].append(row)
     return [sorted(group) for group in groups]
 
 
-def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype) -> NodePlan:
+def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype, scratch: Scratch) -> NodePlan:
     rows = torch.tensor(node.rows, dtype=torch.int64)
-    return NodePlan(rows, _gather([list(node.block_ids)], shape, dtype))
+    return NodePlan(rows, _gather([list(node.block_ids)], shape, dtype, scratch))
 
 
-def _tail_plan(rows: list[int], tails: Sequence[Tail], shape: KVShape, dtype: torch.dtype) -> TailPlan:
+def _tail_plan(
+    rows: list[int], tails: Sequence[Tail], shape: KVShape, dtype: torch.dtype, scratch: Scratch
+) -> TailPlan:
     tables = [tails[row].block_ids for row in rows]
     lengths = torch.tensor([tails[row].num_tokens for row in rows], dtype=torch.int64)
     num_slots = max(len(table) for table in tables) * shape.block_size
@@ -114,15 +135,19 @@ def _tail_plan(rows: list[int], tails: Sequence[Tail], shape: KVShape, dtype: to
         mask.masked_fill_(unused[:, None, None, :], float("-inf"))
         everywhere = unused[None, :, None, :].expand(2, -1, shape.num_kv_heads, -1)
         unused_rows = everywhere.reshape(-1).nonzero().squeeze(1)
-    gather = _gather(tables, shape, dtype, unused_rows)
+    gather = _gather(tables, shape, dtype, scratch, unused_rows)
     own_rows = None if len(rows) == len(tails) else torch.tensor(rows, dtype=torch.int64)
     return TailPlan(own_rows, gather, mask)
 
 
 def _gather(
-    tables: Sequence[Sequence[int]], shape: KVShape, dtype: torch.dtype, unused: torch.Tensor | None = None
+    tables: Sequence[Sequence[int]],
+    shape: KVShape,
+    dtype: torch.dtype,
+    scratch: Scratch,
+    unused: torch.Tensor | None = None,
 ) -> Gather:
     table = functions.padded(tables, _CPU)
     num_slots = table.shape[1] * shape.block_size
-    buffer = torch.empty(2, len(tables), shape.num_kv_heads, num_slots, shape.head_dim, dtype=dtype)
+    buffer = scratch.view((2, len(tables), shape.num_kv_heads, num_slots, shape.head_dim), dtype)
     return Gather(functions.block_rows(table, shape), buffer, unused)

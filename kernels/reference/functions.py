@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from kernels.batch import KVShape
@@ -49,6 +50,8 @@ def block_rows(tables: torch.Tensor, shape: KVShape) -> torch.Tensor:
 
 def padded(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
     """int64 [num, longest]; the null block, 0, fills up."""
-    longest = max(len(table) for table in tables)
-    rows = [[*table, *([0] * (longest - len(table)))] for table in tables]
-    return torch.tensor(rows, dtype=torch.int64, device=device)
+    # through numpy: torch reads lists of lists element by element, five times slower
+    rows = np.zeros((len(tables), max(len(table) for table in tables)), dtype=np.int64)
+    for row, table in zip(rows, tables, strict=True):
+        row[: len(table)] = table
+    return torch.from_numpy(rows).to(device)

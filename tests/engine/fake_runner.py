@@ -57,7 +57,7 @@ class FakeRunner:
             if samples:
                 read = [self.slots[self._slot(sequence.block_table, token)] for token in range(end)]
                 result.tokens.append(SampledToken(next_token(read, sequence.params.seed or 0, sequence.choice)))
-            if sequence.params.prompt_logprobs is not None:
+            if sequence.wants_prompt_logprobs:
                 targets = sequence.prompt_ids[sequence.num_computed_tokens + 1 : end + 1]
                 result.prompt_logprobs[sequence.request_id] = [TokenLogprobs(t, -1.0, []) for t in targets]
         return result
@@ -82,6 +82,7 @@ class Bench:
         max_model_len: int = 10_000,
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
+        max_waiting: int = 100,
         enable_prefix_caching: bool = True,
     ) -> None:
         self.info = EngineInfo(
@@ -98,6 +99,7 @@ class Bench:
             num_blocks=num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=max_waiting,
             enable_prefix_caching=enable_prefix_caching,
             check_kv=True,
         )

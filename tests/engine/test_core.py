@@ -7,7 +7,7 @@ import pytest
 from engine.errors import EngineDeadError
 from engine.protocol import END, AddRequest, FinishReason, Scope
 from engine.sampling_params import SamplingParams
-from engine.scheduled_batch import ScheduledBatch, StepResult
+from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 from tests.engine.fake_runner import VOCAB_SIZE, Bench, continuation, ids
 
 
@@ -89,6 +89,20 @@ def test_a_request_id_is_used_once_at_a_time():
     bench.assert_complete("a", ids(0, 3), 2)
 
 
+def test_as_many_requests_wait_as_may_wait():
+    bench = Bench(8, max_num_seqs=1, max_waiting=2)
+    for name in ("runs", "waits"):
+        bench.add(name, ids(0, 3), 2)
+    bench.step()
+    bench.add("waits, too", ids(0, 3), 2)
+    refusal = bench.add("refused", ids(0, 3), 2)
+    assert (refusal.finish_reason, refusal.error.code) == (FinishReason.ERROR, "overloaded")
+    bench.run()
+    bench.assert_complete("waits, too", ids(0, 3), 2)
+    assert bench.add("comes later", ids(0, 3), 2) is None
+    bench.run()
+
+
 # ---- outputs
 
 
@@ -157,6 +171,29 @@ def test_a_failed_step_ends_its_requests_and_no_other(caplog):
     bench.run()
     bench.assert_complete("waits", ids(0, 30), 2)
     assert bench.outputs["waits"].num_cached_tokens == 16  # of what "done" wrote, not of what failed
+
+
+def test_a_row_without_a_token_ends_its_request_and_not_its_neighbours():
+    bench = Bench(16)
+    bench.add("well", ids(0, 12), 3)
+    bench.add("faulty", ids(100, 12), 3)
+    bench.step()
+    execute = bench.runner.execute
+
+    def faulty(batch: ScheduledBatch) -> StepResult:
+        result = execute(batch)
+        rows = [s.sequence.request_id for s in batch.sequences if s.samples]
+        result.tokens[rows.index("faulty")] = SampledToken(0, fault="not finite")
+        return result
+
+    bench.runner.execute = faulty
+    outputs = {output.request_id: output for output in bench.step()}
+    bench.runner.execute = execute
+    assert outputs["faulty"].finish_reason == FinishReason.ERROR
+    assert (outputs["faulty"].error.code, outputs["faulty"].error.message) == ("engine_error", "not finite")
+    bench.run()
+    bench.assert_complete("well", ids(0, 12), 3)
+    assert bench.core.stats().generation_tokens == 4  # of "well" three, of "faulty" the first
 
 
 def test_a_dead_runner_is_not_lived_with():

@@ -43,6 +43,31 @@ def test_blocks_lie_before_the_last_token_of_every_row():
     assert find_shared_nodes([row(32, 1, 2, 3, 4), row(33, 1, 2, 3, 4, 5)], BLOCK_SIZE) == ()
 
 
+def test_one_row_that_shares_little_does_not_cost_the_others_their_run():
+    """Ten rows share eight blocks and an eleventh the first four of them: one node over all would save 40 reads."""
+    trunk = (1, 2, 3, 4, 5, 6, 7, 8)
+    rows = [row(66, *trunk, 20 + i) for i in range(10)] + [row(66, 1, 2, 3, 4, 15, 16, 17, 18, 40)]
+    assert find_shared_nodes(rows, BLOCK_SIZE) == (SharedNode(trunk, tuple(range(10))),)
+
+
+def test_a_stretch_is_split_only_where_that_saves_more():
+    """Two documents of one more block under one trunk of six: one node saves 18 reads, two would save 14."""
+    trunk = (1, 2, 3, 4, 5, 6)
+    rows = [row(58, *trunk, 7, 20), row(58, *trunk, 8, 21), row(58, *trunk, 7, 22), row(58, *trunk, 8, 23)]
+    assert find_shared_nodes(rows, BLOCK_SIZE) == (SharedNode(trunk, (0, 1, 2, 3)),)
+    long = tuple(range(100, 120))
+    rows = [
+        row(218, *trunk, *long, 7, 20),
+        row(218, *trunk, *range(200, 220), 8, 21),
+        row(218, *trunk, *long, 7, 22),
+        row(218, *trunk, *range(200, 220), 8, 23),
+    ]
+    assert find_shared_nodes(rows, BLOCK_SIZE) == (
+        SharedNode((*trunk, *long, 7), (0, 2)),
+        SharedNode((*trunk, *range(200, 220), 8), (1, 3)),
+    )
+
+
 def test_equal_ids_in_other_places_are_not_shared():
     assert find_shared_nodes([row(34, 9, 2, 3, 4, 5), row(34, 1, 2, 3, 4, 6)], BLOCK_SIZE) == ()
 

@@ -222,12 +222,14 @@ def test_malformed_messages_never_kill_the_engine(serve: Serve) -> None:
     assert peer.answer("a") == [*b"abc", IM_END]
 
 
-def test_an_id_in_use_is_ignored_and_the_first_request_goes_on(serve: Serve) -> None:
+def test_an_id_in_use_is_refused_and_the_first_request_goes_on(serve: Serve) -> None:
     engine = serve(lambda r: [1, Pause(), 2])
     peer, other = engine.peer(), engine.peer()
     peer.send(request("a"))
     peer.step()
     other.send(request("a"))
+    (refusal,) = other.step().outputs
+    assert (refusal.request_id, refusal.finish_reason) == ("a", FinishReason.ERROR)
     peer.send(request("a"))
     assert other.num_running() == 1
     peer.send(release_request())
@@ -260,6 +262,11 @@ def test_requests_of_a_silent_gateway_are_aborted_when_its_lease_ends(serve: Ser
     while alive.num_running() != 1:  # leases are looked at after the messages that are there
         pass
     assert engine.core.aborted == ["a"]
+    # it was only stopped for a while: its stream learns that it has ended, and the next message follows without a gap
+    (output,) = silent.step().outputs
+    assert (output.request_id, output.finish_reason) == ("a", FinishReason.ERROR)
+    assert output.error is not None
+    assert output.error.code == "lease_expired"
 
 
 def test_a_new_gateway_frees_what_a_dead_one_had(serve: Serve) -> None:

@@ -164,11 +164,46 @@ def test_b26_impossible_numbers_are_refused(param: str, value: float) -> None:
     assert raised.value.param == param
 
 
-def test_b26_logits_that_are_not_finite_are_an_error_that_names_the_request() -> None:
-    logits = torch.zeros(2, 10)
-    logits[1, 3] = math.nan
-    with pytest.raises(FloatingPointError, match=r"request 'r' at position 1 .* nan"):
-        Sampler().sample(logits, [sequence(), sequence()])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {}, {"min_p": 0.1}, {"top_k": 5, "top_p": 0.5}])
+def test_b26_logits_that_are_not_finite_are_a_fault_of_their_own_row(bad: float, params: dict[str, Any]) -> None:
+    logits = torch.zeros(3, 300)
+    logits[:, 7] = 50.0
+    logits[1, 3] = bad
+    first, faulty, last = Sampler().sample(logits, [sequence(**params) for _ in range(3)])
+    assert (first.token_id, first.fault, last.token_id, last.fault) == (7, None, 7, None)
+    assert faulty.fault == "the largest logit at position 1 is not finite"
+
+
+def test_a_row_in_which_every_id_is_masked_is_a_fault() -> None:
+    masked = sequence(min_tokens=1, stop_token_ids=tuple(range(300)), min_p=0.5)
+    faulty, other = Sampler().sample(torch.zeros(2, 300), [masked, sequence(temperature=0.0)])
+    assert faulty.fault is not None
+    assert (other.token_id, other.fault) == (0, None)
+
+
+@pytest.mark.parametrize("filters", [{}, {"min_p": 0.01}, {"top_k": 100}, {"top_p": 0.9}])
+@pytest.mark.parametrize("temperature", [1e300, 3e38, 1e30])
+def test_b26_the_hottest_temperature_draws_no_masked_id(temperature: float, filters: dict[str, Any]) -> None:
+    masked = tuple(range(400))
+    for seed in range(20):
+        hot = sequence(seed=seed, temperature=temperature, min_tokens=1, stop_token_ids=masked, **filters)
+        (token,) = Sampler().sample(logits_like_a_model(seed)[None].clone(), [hot])
+        assert token.fault is None
+        assert token.token_id not in masked
+
+
+def test_penalties_follow_a_sequence_that_grows() -> None:
+    """Counts are kept from step to step; each step equals a sampler that sees the sequence for the first time."""
+    sampler = Sampler()
+    growing = sequence(
+        prompt=[5, 5, 9], temperature=0.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.7
+    )
+    for step in range(100):
+        logits = logits_like_a_model(step, vocab=120)
+        (token,) = sampler.sample(logits[None].clone(), [growing])
+        assert token.token_id == draw(logits, growing)[0] == reference_draw(logits.numpy(), growing)
+        growing.token_ids.append(token.token_id)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_output_follows_the_prompt_and_leaves_it_alone():
     sequence.num_computed_tokens = 3
     sequence.token_ids.append(8)
     assert (sequence.num_tokens, sequence.num_output_tokens, sequence.num_uncomputed_tokens) == (4, 1, 1)
-    assert (sequence.output_ids, sequence.last_token_id) == ([8], 8)
+    assert sequence.output_ids == [8]
     assert sequence.prompt_ids == prompt_ids == [5, 6, 7]
 
 
