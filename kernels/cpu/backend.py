@@ -77,6 +77,7 @@ class CpuKernels:
         for tail in plan.tails:
             keys, values = tail.gather.keys_and_values(kv)
             part = grouped if tail.rows is None else grouped[tail.rows]
+            keys, values = keys[:, :, : tail.num_tokens], values[:, :, : tail.num_tokens]
             attended, part_lse = self._flash(part, keys, values, attn_mask=tail.mask)
             if tail.rows is None:
                 out_grouped.copy_(attended)
@@ -109,7 +110,6 @@ class CpuKernels:
             self._extend(q[rows], kv, part, out[rows])
 
     def _extend(self, q: torch.Tensor, kv: torch.Tensor, part: ExtendPlan, out: torch.Tensor) -> None:
-        num_context, num_tokens = part.extend.num_context_tokens, part.extend.num_tokens
         num, num_heads, head_dim = q.shape
         num_kv_heads = kv.shape[2]
         group = num_heads // num_kv_heads
@@ -118,14 +118,8 @@ class CpuKernels:
         queries = q.view(num, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
 
         def shared(x: torch.Tensor) -> torch.Tensor:
-            own = x[0, :, None, num_context:num_tokens]
-            return own.expand(num_kv_heads, group, num, head_dim)
+            return x[0, :, None, : part.extend.num_tokens].expand(num_kv_heads, group, -1, head_dim)
 
-        attended, lse = self._flash(queries, shared(keys), shared(values), 0.0, True)
-        if num_context:
-            folded = queries.reshape(1, num_kv_heads, group * num, head_dim)
-            before, before_lse = self._flash(folded, keys[:, :, :num_context], values[:, :, :num_context])
-            before = before.reshape(num_kv_heads, group, num, head_dim)
-            weight = torch.sigmoid(before_lse.reshape(num_kv_heads, group, num) - lse).unsqueeze(-1)
-            attended = torch.lerp(attended.float(), before.float(), weight)
+        is_causal = part.mask is None
+        attended, _ = self._flash(queries, shared(keys), shared(values), 0.0, is_causal, attn_mask=part.mask)
         out.view(num, num_kv_heads, group, head_dim).copy_(attended.permute(2, 0, 1, 3))

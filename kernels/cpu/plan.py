@@ -59,13 +59,15 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class TailPlan:
-    """Tails of about the same length, padded to the longest."""
+    """Tails of about the same length, padded to the longest if they differ."""
 
     rows: torch.Tensor | None
     """int64, decode rows; None: all of them, in order."""
     gather: Gather
+    num_tokens: int
+    """Of the longest; attention looks no further."""
     mask: torch.Tensor | None
-    """[num, 1, 1, tokens], 0 or -inf, in the cache's dtype; None where nothing is unused."""
+    """[num, 1, 1, num_tokens], 0 or -inf, in the cache's dtype; None where all are as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ class ExtendPlan:
     first_row: int
     """Counted from the first extend's first row."""
     gather: Gather
+    mask: torch.Tensor | None
+    """[1, 1, num_rows, num_tokens], 0 or -inf, in the cache's dtype; None without a context: plain causal then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype, scratch
     first_row = 0
     for extend in batch.extends:
         table = list(extend.block_ids[: -(-extend.num_tokens // shape.block_size)])
-        extends.append(ExtendPlan(extend, first_row, _gather([table], shape, dtype, scratch)))
+        gather = _gather([table], shape, dtype, scratch)
+        extends.append(ExtendPlan(extend, first_row, gather, _causal_mask(extend, dtype)))
         first_row += extend.num_rows
     return CpuPlan(
         functions.kv_rows(batch.slots, shape, _CPU),
@@ -116,6 +121,14 @@ def group_tails(tails: Sequence[Tail]) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
+def _causal_mask(extend: Extend, dtype: torch.dtype) -> torch.Tensor | None:
+    """One pass over context and new tokens alike gives a row the same bits however its prompt was cut into chunks."""
+    if extend.num_context_tokens == 0:
+        return None
+    mask = torch.full((extend.num_rows, extend.num_tokens), float("-inf"), dtype=dtype)
+    return mask.triu_(extend.num_context_tokens + 1)[None, None]
+
+
 def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype, scratch: Scratch) -> NodePlan:
     rows = torch.tensor(node.rows, dtype=torch.int64)
     return NodePlan(rows, _gather([list(node.block_ids)], shape, dtype, scratch))
@@ -126,18 +139,19 @@ def _tail_plan(
 ) -> TailPlan:
     tables = [tails[row].block_ids for row in rows]
     lengths = torch.tensor([tails[row].num_tokens for row in rows], dtype=torch.int64)
+    num_tokens = int(lengths.max())
     num_slots = max(len(table) for table in tables) * shape.block_size
-    unused = torch.arange(num_slots) >= lengths[:, None]
     mask = None
     unused_rows = None
-    if bool(unused.any()):
-        mask = torch.zeros(len(rows), 1, 1, num_slots, dtype=dtype)
-        mask.masked_fill_(unused[:, None, None, :], float("-inf"))
+    if bool((lengths < num_tokens).any()):
+        unused = torch.arange(num_slots) >= lengths[:, None]
+        mask = torch.zeros(len(rows), 1, 1, num_tokens, dtype=dtype)
+        mask.masked_fill_(unused[:, None, None, :num_tokens], float("-inf"))
         everywhere = unused[None, :, None, :].expand(2, -1, shape.num_kv_heads, -1)
         unused_rows = everywhere.reshape(-1).nonzero().squeeze(1)
     gather = _gather(tables, shape, dtype, scratch, unused_rows)
     own_rows = None if len(rows) == len(tails) else torch.tensor(rows, dtype=torch.int64)
-    return TailPlan(own_rows, gather, mask)
+    return TailPlan(own_rows, gather, num_tokens, mask)
 
 
 def _gather(
