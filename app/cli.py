@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from app.config import ConfigError, default_state_dir
+from app.config import ConfigError
 from app.demo_model import DemoModelError, ensure_demo_model
 from app.doctor import examine
 from app.embedded_redis import NoRedisError
@@ -17,7 +17,7 @@ from app.serve import ServeError, ServeOptions, python
 from app.serve import serve as run_server
 from engine.config import EngineConfig
 from engine.errors import ModelNotSupported
-from engine.prepared import PreparedModel
+from engine.prepared import PreparedModel, default_state_dir
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

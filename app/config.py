@@ -24,12 +24,6 @@ class ConfigError(Exception):
     """The settings cannot be used; the message is one sentence for a person, with file and field."""
 
 
-def default_state_dir() -> Path:
-    """Where prepared models, the secret and the embedded database live unless told otherwise."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "trunkline"
-
-
 class GatewayConfig(BaseModel):
     """Everything a gateway process is started with."""
 

@@ -6,7 +6,7 @@ import torch
 
 from engine import logprobs
 from engine.batch_tensors import BatchTensors, PromptRows
-from engine.config import EngineConfig
+from engine.config import DTYPES, EngineConfig
 from engine.errors import ModelNotSupported
 from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
@@ -32,7 +32,7 @@ class ModelRunner:
         on_gpu = self._device.type == "cuda"
         if not on_gpu:
             torch.set_num_threads(config.threads or min(torch.get_num_threads(), available_cpus()))
-        dtype_name = resolve_dtype(config.dtype, self._device.type)
+        dtype_name = _choose_dtype(model, config.dtype, self._device)
         dtype: torch.dtype = getattr(torch, dtype_name)
         shape = model.manifest.config
 
@@ -110,6 +110,14 @@ class ModelRunner:
             logits = self._decoder.logits(hidden[first : first + len(next_ids)])
             entries += logprobs.token_logprobs(logits, next_ids, [num_top] * len(next_ids))
         return entries
+
+
+def _choose_dtype(model: PreparedModel, dtype: str, device: torch.device) -> str:
+    """auto: the device's own, else what the model was prepared in, as preparing may have expected another device."""
+    wanted = resolve_dtype(dtype, device.type)
+    if dtype == "auto" and not model.weights_path(wanted).exists():
+        return next((name for name in DTYPES if model.weights_path(name).exists()), wanted)
+    return wanted
 
 
 def resolve_device(device: str) -> torch.device:

@@ -11,10 +11,10 @@ from app.config import (
     FileConfig,
     GatewayConfig,
     check_open_mode,
-    default_state_dir,
     is_loopback,
     load_file_config,
 )
+from engine.prepared import default_state_dir
 
 EXAMPLE = """
 admin_key = "admin-key-0123456789"

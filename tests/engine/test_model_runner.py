@@ -37,6 +37,14 @@ def driver(model: PreparedModel) -> RunnerDriver:
     return RunnerDriver(start(model))
 
 
+def test_dtype_auto_takes_what_was_prepared(model: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever prepared it may have expected another device."""
+    monkeypatch.setattr("engine.model_runner.resolve_dtype", lambda dtype, device: "bfloat16")
+    assert start(model, dtype="auto").identity[0] == "float32"
+    with pytest.raises(ModelNotSupported, match="bfloat16"):
+        start(model, dtype="bfloat16")
+
+
 def test_what_it_tells_of_itself(model: PreparedModel) -> None:
     runner = start(model, num_blocks=20)
     info = runner.info
