@@ -13,7 +13,7 @@ from app.demo_model import DemoModelError, ensure_demo_model
 from app.doctor import examine
 from app.embedded_redis import NoRedisError
 from app.kernels_package import find_kernels_clash
-from app.serve import ServeError, ServeOptions, python
+from app.serve import ServeError, ServeOptions, check_configuration, python
 from app.serve import serve as run_server
 from engine.config import EngineConfig
 from engine.errors import ModelNotSupported
@@ -95,6 +95,10 @@ def serve(
     clash = find_kernels_clash()
     if clash is not None:
         fail(clash)
+    try:
+        check_configuration(host, config)
+    except ConfigError as e:
+        fail(str(e), EXIT_USAGE)
     folder = _state_dir(state_dir)
     prepared = _find_or_prepare(model, folder, dtype, device)
     engine = EngineConfig(
@@ -121,8 +125,6 @@ def serve(
     say(f"model: {prepared.manifest.name} ({prepared.path})")
     try:
         code = run_server(options, say)
-    except ConfigError as e:
-        fail(str(e), EXIT_USAGE)
     except (ServeError, NoRedisError) as e:
         fail(str(e))
     raise typer.Exit(code)

@@ -154,14 +154,13 @@ def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_
     return specs
 
 
-def check_configuration(options: ServeOptions) -> None:
-    """Raises ConfigError: better now than from a child that is started again and again."""
-    check_open_mode(options.host, load_file_config(options.config_path))
+def check_configuration(host: str, config_path: Path | None) -> None:
+    """Raises ConfigError: better before a model is downloaded than from a child that is started again and again."""
+    check_open_mode(host, load_file_config(config_path))
 
 
 def serve(options: ServeOptions, report: Callable[[str], None]) -> int:
-    """Runs the server until a signal comes; the exit code. Raises ServeError, ConfigError, NoRedisError."""
-    check_configuration(options)
+    """Runs the server until a signal comes; the exit code. Raises ServeError, NoRedisError."""
     _raise_file_limit()
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(options.host, options.port))

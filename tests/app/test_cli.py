@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from app import cli
-from app.config import ConfigError
 from app.doctor import Finding
+from app.embedded_redis import NoRedisError
 from app.serve import ServeOptions
 from engine.config import EngineConfig
 from tests.scripted_engine import make_byte_model
@@ -103,14 +103,20 @@ def test_a_clash_of_packages_is_told(model: str, tmp_path: Path, monkeypatch: py
     assert failed(result, 1) == "trunkline: `import kernels` finds another"
 
 
-def test_a_database_or_configuration_error_of_the_server_is_told(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_error_of_the_server_is_told(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(options: ServeOptions, report: object) -> int:
-        raise ConfigError("tenants: nobody")
+        raise NoRedisError("no Redis: install one")
 
     monkeypatch.setattr(cli, "run_server", serve)
-    assert failed(run("serve", "--model", model, "--state-dir", str(tmp_path)), 2) == "trunkline: tenants: nobody"
+    assert failed(run("serve", "--model", model, "--state-dir", str(tmp_path)), 1) == "trunkline: no Redis: install one"
+
+
+def test_a_wrong_configuration_is_told_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("tenants = 1")
+    result = run("serve", "--model", "/nowhere", "--state-dir", str(tmp_path / "s"), "--config", str(config))
+    assert failed(result, 2).startswith(f"trunkline: {config}: tenants")
+    assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize(

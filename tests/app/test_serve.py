@@ -186,11 +186,11 @@ def test_a_socket_has_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_a_configuration_that_cannot_work_is_told_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="loopback"):
-        check_configuration(options(tmp_path, host="0.0.0.0"))
+        check_configuration("0.0.0.0", None)
     broken = tmp_path / "broken.toml"
     broken.write_text("tenants = 1")
     with pytest.raises(ConfigError, match=r"broken\.toml"):
-        check_configuration(options(tmp_path, config_path=broken))
+        check_configuration("127.0.0.1", broken)
 
 
 @pytest.mark.parametrize(
