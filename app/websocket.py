@@ -28,7 +28,7 @@ from app.conversation import (
     error_event,
 )
 from app.disconnect import cancel_and_wait
-from app.errors import ApiError
+from app.errors import ApiError, RateLimited
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
@@ -46,6 +46,8 @@ MAX_ERRORS = 1024
 """Error events that may wait for the client."""
 MAX_COMMANDS = 512
 """Under way at once; then no further message is read until one has ended."""
+MAX_RESUMED = 512
+"""Answers on their way to the client because it resumed them."""
 MAX_UNSTORED = 64
 """Lanes whose latest answer that is not stored can be continued."""
 
@@ -194,6 +196,14 @@ class _Connection:
             followed = await self._service.follow(self._tenant, command.response_id, command.starting_after)
         except ApiError as e:
             self._send_error(error_event(e, command.stream_id))
+            return
+        if sum(feed.lane is None for feed in self._feeds) >= MAX_RESUMED:
+            told = RateLimited(
+                f"{MAX_RESUMED} resumed answers are on their way on this connection, which is the most there can be.",
+                code="too_many_requests",
+                retry_after_s=1,
+            )
+            self._send_error(error_event(told, command.stream_id))
             return
         self._feed(_Feed(followed.source, command.stream_id or followed.stream_id))
 

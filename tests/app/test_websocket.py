@@ -12,6 +12,7 @@ import openai
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from app import websocket
 from tests.app.session_store import session_server
 from tests.app.stateful_gateway import (
     FILE_CONFIG,
@@ -422,6 +423,30 @@ async def test_a_replay_does_not_disturb_a_running_lane(store):
         events = await until_ended(ws, 2)
         assert of(events, "a") == first[3:]
         assert_contiguous(of(events, "b"))
+
+
+async def test_resumed_answers_are_bounded_until_one_has_ended(store, monkeypatch):
+    """The one too many is refused by an error of its own; lanes are not held up, and an end makes room."""
+    monkeypatch.setattr(websocket, "MAX_RESUMED", 3)
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:  # noqa: SIM117
+        async with gateway.http() as http, gateway.socket() as ws:
+            d = await create(http, background=True)
+            await gateway.engine.wait_paused()
+            for tab in "1234":
+                await send(ws, type="response.resume", response_id=d["id"], stream_id=tab)
+            events = await receive_until(ws, lambda e: e["type"] == "error")
+            validate_event(events[-1], is_websocket=True)
+            assert (events[-1]["status"], events[-1]["error"]["code"]) == (429, "too_many_requests")
+            taken = set("1234") - {events.pop()["stream_id"]}
+            await send_create(ws, stream_id="lane")
+            await gateway.engine.wait_paused(2)
+            gateway.engine.release()
+            await until_ended(ws, 4, events)
+            assert {e["stream_id"]: deltas(of(events, e["stream_id"])) for e in events} == dict.fromkeys(
+                [*taken, "lane"], "ab"
+            )
+            await send(ws, type="response.resume", response_id=d["id"], stream_id="5")
+            assert deltas(await until_ended(ws, 1)) == "ab"
 
 
 async def test_the_next_answer_counts_from_zero_again(gateway):
