@@ -6,6 +6,9 @@ same events with the same numbers. `MemoryEventLog` keeps them in this process; 
 * a window for each answer: what is older than the window is dropped, and a cursor that points before it is lost;
 * a total over all answers: ended answers go first, the oldest of them first, then the windows shrink;
 * a time after an answer's end, in which it can still be replayed.
+
+Room is made before an append, so that what is appended is held whole until the next one: a reader that keeps up loses
+nothing, however large the events are. So each bound may be passed by one append.
 """
 
 from collections import OrderedDict, deque
@@ -114,6 +117,8 @@ class MemoryEventLog:
         self._running[response_id] = _Answer()
 
     async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> None:
+        self._expire()
+        self._fit_total()
         touched: list[_Answer] = []
         for response_id, events in batch:
             answer = self._running.get(response_id)
@@ -123,13 +128,13 @@ class MemoryEventLog:
                 continue
             self._append(response_id, answer, events)
             touched.append(answer)
-        self._expire()
-        self._fit_total()
         for answer in touched:
             for wake in list(answer.watchers.values()):
                 wake()
 
     def _append(self, response_id: str, answer: _Answer, events: Sequence[LoggedEvent]) -> None:
+        while len(answer.events) > self._window_events or answer.num_bytes > self._window_bytes:
+            self._drop_oldest_event(answer)
         for event in events:
             if event.number != answer.next_number:
                 raise ValueError(f"{response_id}: event {answer.next_number} is next, got {event.number}")
@@ -141,10 +146,6 @@ class MemoryEventLog:
             if event.is_terminal:
                 answer.ended_at = self._clock()
                 self._ended[response_id] = self._running.pop(response_id)
-        while len(answer.events) > self._window_events or (
-            answer.num_bytes > self._window_bytes and len(answer.events) > 1
-        ):
-            self._drop_oldest_event(answer)
 
     async def read(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool]:
         self._expire()
@@ -192,11 +193,11 @@ class MemoryEventLog:
             self._forget(answer)
 
     def _fit_total(self) -> None:
-        while self._num_bytes > self._total_bytes and len(self._ended) > 1:
+        while self._num_bytes > self._total_bytes and self._ended:
             _, answer = self._ended.popitem(last=False)
             self._forget(answer)
         for answer in self._running.values():
-            while self._num_bytes > self._total_bytes and len(answer.events) > 1:
+            while self._num_bytes > self._total_bytes and answer.events:
                 self._drop_oldest_event(answer)
 
     def _forget(self, answer: _Answer) -> None:
