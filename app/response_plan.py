@@ -60,10 +60,19 @@ class Plan:
 
 
 class ResponsePlanner:
-    def __init__(self, services: Services, sessions: Sessions, now: Callable[[], float]) -> None:
+    """`find_running` gives the node of a stored response that runs on this gateway, None for any other id."""
+
+    def __init__(
+        self,
+        services: Services,
+        sessions: Sessions,
+        now: Callable[[], float],
+        find_running: Callable[[Tenant, str], ResponseNode | None],
+    ) -> None:
         self._services = services
         self._sessions = sessions
         self._now = now
+        self._find_running = find_running
 
     async def plan(
         self, tenant: Tenant, body: Mapping[str, Any], *, stream_id: str | None, unstored: Mapping[str, Parent]
@@ -119,7 +128,9 @@ class ResponsePlanner:
         if previous_id in unstored:
             return unstored[previous_id]
         response_id = try_parse_response_id(previous_id)
-        node = await or_unavailable(self._sessions.find(tenant.id, response_id)) if response_id else None
+        node = self._find_running(tenant, previous_id)
+        if node is None and response_id is not None:
+            node = await or_unavailable(self._sessions.find(tenant.id, response_id))
         if node is None:
             raise _no_parent(previous_id)
         if node.response.is_running:

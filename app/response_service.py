@@ -28,6 +28,8 @@ from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+LEASE_RETRY_S = 0.25
+"""Between attempts to renew leases while Redis is away: once it is back, they must not be missing for long."""
 STORE_END_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Between attempts to store an answer's end while Redis is away."""
 NOT_STORED = ResponseError(message="The answer could not be stored: the session store does not answer.")
@@ -64,7 +66,7 @@ class ResponseService:
         self._log = log
         self._now = now
         self._prompts = services.prompts
-        self._planner = ResponsePlanner(services, sessions, now)
+        self._planner = ResponsePlanner(services, sessions, now, self._find_running)
         self._to_logprob = _logprob_writer(services.tokenizer)
         self._writer = EventWriter(log)
         self._runs: dict[str, ResponseRun] = {}
@@ -179,12 +181,16 @@ class ResponseService:
 
     async def _renew_leases(self) -> None:
         """Lives while stored responses run."""
+        pause_s = self._sessions.lease_s / 3
         while True:
-            await asyncio.sleep(self._sessions.lease_s / 3)
+            await asyncio.sleep(pause_s)
             try:
                 await self._sessions.renew_leases([run.node.id for run in self._runs.values() if run.is_stored])
             except SessionsUnavailable as e:
                 logger.warning("leases are not renewed: %s", e.reason)
+                pause_s = LEASE_RETRY_S
+            else:
+                pause_s = self._sessions.lease_s / 3
 
     # ---- responses that exist
 
@@ -205,10 +211,7 @@ class ResponseService:
         try:
             await self._log.read(response_id, after, 0)
         except EventsNotHeld:
-            raise NotFound(
-                f"The events of response '{response_id}' are not held any more; get it without 'stream'.",
-                code="response_not_found",
-            ) from None
+            raise events_not_held(response_id) from None
         except CursorLost as e:
             raise NotFound(
                 f"The events of response '{response_id}' before {e.first_held} are not held any more.",
@@ -241,7 +244,16 @@ class ResponseService:
         run = self._runs.get(response_id)
         return run if run is not None and run.tenant == tenant.id else None
 
+    def _find_running(self, tenant: Tenant, response_id: str) -> ResponseNode | None:
+        """The node of a stored response that runs here. To the store it may look left behind: while Redis was away,
+        nobody could renew its lease."""
+        run = self._find_run(tenant, response_id)
+        return run.node if run is not None and run.is_stored else None
+
     async def _find(self, tenant: Tenant, response_id: str) -> ResponseNode:
+        running = self._find_running(tenant, response_id)
+        if running is not None:
+            return running
         node = await or_unavailable(self._sessions.find(tenant.id, _parse(response_id)))
         if node is None:
             raise unknown_response(response_id)
@@ -251,6 +263,14 @@ class ResponseService:
 def unknown_response(response_id: str) -> NotFound:
     """The one answer for ids that do not exist and for those of other tenants."""
     return NotFound(f"Response with id '{response_id}' not found.", code="response_not_found")
+
+
+def events_not_held(response_id: str) -> NotFound:
+    """They have expired, or the response was deleted."""
+    return NotFound(
+        f"The events of response '{response_id}' are not held any more; get it without 'stream'.",
+        code="response_not_found",
+    )
 
 
 def _parse(response_id: str) -> ResponseId:

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from app import response_service
 from app.errors import ApiError
+from app.sessions import SessionsUnavailable
 from app.tenants import Tenant
 from tests.app.session_store import session_server
-from tests.app.stateful_gateway import body, create, output_text, running_gateway
+from tests.app.stateful_gateway import body, create, deltas, output_text, resume, running_gateway
 from tests.scripted_engine import Pause, say
 
 A = Tenant("a")
@@ -33,6 +35,49 @@ async def test_leases_are_renewed_while_answers_run_and_only_then(store):
         await gateway.service.cancel(A, started.run.response.id)
         await gateway.wait_no_runs()
         assert not [t for t in asyncio.all_tasks() if t.get_name() == "lease renewal"]
+
+
+async def test_after_the_store_was_away_leases_come_back_at_once(store, monkeypatch):
+    """While Redis is away they are tried again and again, not once in a third of their time."""
+    monkeypatch.setattr(response_service, "LEASE_RETRY_S", 0.001)
+    async with running_gateway(store, lambda r: [b"a", Pause()], lease_ms=3000) as gateway:
+        renew, attempts, has_renewed = gateway.sessions.renew_leases, 0, asyncio.Event()
+
+        async def away_for_100_attempts(ids):
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 100:
+                raise SessionsUnavailable("away")
+            await renew(ids)
+            has_renewed.set()
+
+        monkeypatch.setattr(gateway.sessions, "renew_leases", away_for_100_attempts)
+        started = await gateway.service.create(A, body())
+        async with asyncio.timeout(60):
+            await has_renewed.wait()
+        assert attempts == 101
+        await gateway.service.cancel(A, started.run.response.id)
+
+
+async def test_b19_an_answer_that_runs_here_is_no_orphan_when_its_lease_was_lost(store):
+    """As after Redis was away for longer than a lease: whoever asks, it runs, has no children yet, and ends whole."""
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.http() as http:
+        d = await create(http, "Hi", background=True)
+        await gateway.engine.wait_paused()
+        redis, url = gateway.sessions._redis, f"/v1/responses/{d['id']}"
+        (node_key,) = await redis.keys("*:r:*")
+        await redis.delete(*await redis.keys("*:o:*"))
+        reading = asyncio.create_task(resume(http, d["id"], -1))
+        child = await http.post("/v1/responses", json=body(previous_response_id=d["id"]))
+        assert (child.status_code, child.json()["error"]["code"]) == (409, "response_in_progress")
+        assert (await http.get(url)).json()["status"] == "in_progress"
+        (item,) = (await http.get(f"{url}/input_items")).json()["data"]
+        assert item["content"][0]["text"] == "Hi"
+        assert await redis.hget(node_key, "status") == b"in_progress"
+        gateway.engine.release()
+        events = await reading
+        assert (events[-1]["type"], deltas(events)) == ("response.completed", "ab")
+        assert output_text((await http.get(url)).json()) == "ab"
 
 
 async def test_a_caller_that_goes_while_it_creates_leaves_a_whole_response_or_none(store):
