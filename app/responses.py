@@ -15,7 +15,7 @@ from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource, Waiter
 from app.events import Item, ResponseObject, to_json
 from app.json_body import read_json
-from app.response_service import ResponseService, Started
+from app.response_service import ResponseService, Started, events_not_held
 from app.services import Services
 from app.sse import SseResponse, SseWriter, frame
 from app.tenants import Tenant
@@ -101,7 +101,9 @@ class Responses:
                 with Waiter(source) as waiter:
                     async for events in waiter:
                         await writer.write(b"".join(frame(e.data, e.type) for e in events))
-            except (CursorLost, EventsNotHeld) as e:
+            except EventsNotHeld as e:
+                raise events_not_held(e.response_id) from e
+            except CursorLost as e:
                 raise BadRequest("The reader is too slow, its next events are not held any more.") from e
 
         limits = self._services.file_config.limits

@@ -33,7 +33,7 @@ from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
 from app.response_plan import Parent
-from app.response_service import ResponseService, Started
+from app.response_service import ResponseService, Started, events_not_held
 from app.services import Services
 from app.sse import error_response
 from app.tenants import Tenant
@@ -242,8 +242,9 @@ class _Connection:
         except CursorLost as e:
             self._close_with(Close(CLOSE_SLOW_READER, f"read too slowly: event {e.after + 1} is not held any more"))
             return
-        except EventsNotHeld:
-            events, has_ended = [], True  # deleted while it was read
+        except EventsNotHeld as e:
+            self._send_error(error_event(events_not_held(e.response_id), feed.stream_id))
+            events, has_ended = [], True
         for event in events:
             await self._send(event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id))
         if has_ended:

@@ -1,6 +1,7 @@
 """The Responses API over HTTP, with a real server on a real port, a real session store and a scripted engine."""
 
 import asyncio
+import json
 
 import openai
 import pytest
@@ -339,6 +340,24 @@ async def test_a_finished_answer_is_replayed_until_ten_minutes_after_its_end(sto
         answer = await http.get(f"/v1/responses/{response_id}?stream=true")
         error_of(answer, 404, "response_not_found")
         assert (await http.get(f"/v1/responses/{response_id}")).status_code == 200
+
+
+async def test_a_reader_is_told_when_the_events_it_waits_for_are_held_no_more(store):
+    """As where the response was deleted while it was read: the same error as for whoever comes later."""
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.http() as http:
+        d = await create(http, background=True)
+        await gateway.engine.wait_paused()
+        async with http.stream("GET", f"/v1/responses/{d['id']}?stream=true") as answer:
+            lines = answer.aiter_lines()
+            while "output_text.delta" not in await anext(lines):
+                pass
+            await gateway.log.drop(d["id"])
+            (event,) = [json.loads(line[6:]) async for line in lines if line.startswith('data: {"type":"error"')]
+        validate_event(event)
+        assert (event["code"], event["sequence_number"]) == ("response_not_found", 0)
+        error_of(await http.get(f"/v1/responses/{d['id']}?stream=true"), 404, "response_not_found")
+        gateway.engine.release()
+        await gateway.wait_no_runs()
 
 
 @pytest.mark.parametrize("after", ["-2", "x", "1.5", "1e3", "", "9" * 30])

@@ -425,6 +425,26 @@ async def test_a_replay_does_not_disturb_a_running_lane(store):
         assert_contiguous(of(events, "b"))
 
 
+async def test_a_reader_is_told_when_the_events_it_waits_for_are_held_no_more(store):
+    """As where the response was deleted while it was read. Its lane goes on with the next request."""
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.socket() as ws:
+        await send_create(ws, stream_id="lane")
+        events = await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
+        await send_create(ws, "next", stream_id="lane")
+        await send(ws, type="response.resume", response_id=events[0]["response"]["id"], stream_id="tab")
+        await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
+        await gateway.log.drop(events[0]["response"]["id"])
+        events = await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
+        errors = [e for e in events if e["type"] == "error"]
+        for error in errors:
+            validate_event(error, is_websocket=True)
+            assert (error["status"], error["error"]["code"]) == (404, "response_not_found")
+        assert sorted(e["stream_id"] for e in errors) == ["lane", "tab"]
+        assert {e["stream_id"] for e in events if e["type"] != "error"} == {"lane"}
+        gateway.engine.release()
+        assert deltas(await until_ended(ws, 1, events)) == "ab"
+
+
 async def test_resumed_answers_are_bounded_until_one_has_ended(store, monkeypatch):
     """The one too many is refused by an error of its own; lanes are not held up, and an end makes room."""
     monkeypatch.setattr(websocket, "MAX_RESUMED", 3)
