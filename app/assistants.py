@@ -1,11 +1,12 @@
 """Assistants: named system prompts whose KV many chats share."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from app.config import AssistantConfig
 from app.scopes import Scopes
 from app.tenants import Tenant
+from engine.text.chat_template import ChatTemplate, Message
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,9 @@ class Assistant:
     """None: offered to every tenant."""
     trunk_ids: tuple[int, ...] = field(repr=False)
     """Longest common prefix of all prompts that start with these instructions."""
+    head_runs: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
+    """Ids of the texts that these instructions give to each prompt, so that they are not made anew for each."""
     scope_key: bytes = field(repr=False)
-
-    @property
-    def is_shared(self) -> bool:
-        return self.tenant is None
 
     def is_visible_to(self, tenant: Tenant) -> bool:
         return self.tenant is None or self.tenant == tenant.id
@@ -33,20 +32,9 @@ class Assistants:
         self._assistants = tuple(assistants)
 
     @classmethod
-    def build(
-        cls, configs: Iterable[AssistantConfig], trunk_ids: Callable[[str], Sequence[int]], scopes: Scopes
-    ) -> "Assistants":
-        """`trunk_ids(instructions)` gives the trunk of a system prompt. Its errors (TemplateError) pass through."""
-        return cls(
-            Assistant(
-                id=config.id,
-                instructions=config.instructions,
-                tenant=config.tenant,
-                trunk_ids=tuple(trunk_ids(config.instructions)),
-                scope_key=scopes.assistant_key(config.tenant, config.id, config.instructions),
-            )
-            for config in configs
-        )
+    def build(cls, configs: Iterable[AssistantConfig], template: ChatTemplate, scopes: Scopes) -> "Assistants":
+        """Raises TemplateError where the template takes no such instructions."""
+        return cls(_assistant(config, template, scopes) for config in configs)
 
     def __iter__(self) -> Iterator[Assistant]:
         return iter(self._assistants)
@@ -57,3 +45,15 @@ class Assistants:
 
     def visible_to(self, tenant: Tenant) -> list[Assistant]:
         return [a for a in self._assistants if a.is_visible_to(tenant)]
+
+
+def _assistant(config: AssistantConfig, template: ChatTemplate, scopes: Scopes) -> Assistant:
+    head = [Message("system", config.instructions)]
+    return Assistant(
+        id=config.id,
+        instructions=config.instructions,
+        tenant=config.tenant,
+        trunk_ids=tuple(template.trunk_ids(head)),
+        head_runs=template.head_runs(head),
+        scope_key=scopes.assistant_key(config.tenant, config.id, config.instructions),
+    )

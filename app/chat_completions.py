@@ -50,6 +50,7 @@ class ChatCompletions:
             cache_salt=chat.cache_salt,
             prompt_cache_key=chat.prompt_cache_key,
             add_generation_prompt=chat.add_generation_prompt is not False,
+            param="messages",
         )
         generation = services.generation(prompt, params, tenant, priority=chat.priority or 0)
         answer = ChatAnswer(services, chat, prompt, generation)

@@ -31,11 +31,10 @@ from app.scopes import Scopes, ensure_secret
 from app.services import Services
 from app.sessions import Sessions
 from app.tenants import Tenants
-from app.websocket import Websockets
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.prepared import PreparedModel
-from engine.text.chat_template import ChatTemplate, Message
+from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.zmq_client import ZmqEngineClient
 
@@ -107,9 +106,7 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
     scopes = Scopes(ensure_secret(config.state_dir))
     assistants = Assistants()
     if model.chat_template is not None:
-        assistants = Assistants.build(
-            file_config.assistants, lambda text: template.trunk_ids([Message("system", text)]), scopes
-        )
+        assistants = Assistants.build(file_config.assistants, template, scopes)
     elif config.config_path is not None and file_config.assistants:
         raise ConfigError(f"{config.config_path} has assistants, but {model.manifest.name} has no chat template")
     return Services(
@@ -135,7 +132,7 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
     sessions = Sessions.connect(services.config.redis_url, owner=secrets.token_hex(16))
     service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic))
     try:
-        yield [*Responses(services, service).routes(), *Websockets(services, service).routes()]
+        yield Responses(services, service).routes()
     finally:
         await service.close(grace_s=STORED_ANSWERS_GRACE_S)
         await sessions.close()

@@ -20,7 +20,10 @@ from engine.text.tokenizer import Tokenizer
 
 THREAD_FROM_CHARACTERS = 8192
 """Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
+CHARACTERS_OF_A_MESSAGE = 64
+"""What the markup of a message costs, in characters of text."""
 MAX_KEPT_TOKENS = 1 << 20
+MAX_KEPT_ANSWERS = 1 << 16
 
 T = TypeVar("T")
 
@@ -31,8 +34,8 @@ class BuiltPrompt:
 
     token_ids: list[int]
     scopes: list[Scope]
-    template_changed: tuple[int, ...] = ()
-    """Indices of the given messages whose kept ids could not be used."""
+    param: str = "prompt"
+    """The field of the request that it was made from, for errors."""
     text: str | None = field(default=None, repr=False)
     """Of a completion: the prompt as it was given, for `echo`."""
 
@@ -48,8 +51,9 @@ class KeptAnswers:
     Bounded: the answers that were used least recently go first.
     """
 
-    def __init__(self, max_tokens: int = MAX_KEPT_TOKENS) -> None:
+    def __init__(self, max_tokens: int = MAX_KEPT_TOKENS, max_answers: int = MAX_KEPT_ANSWERS) -> None:
         self._max_tokens = max_tokens
+        self._max_answers = max_answers
         self._num_tokens = 0
         self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
 
@@ -62,7 +66,7 @@ class KeptAnswers:
         key = self._key(scope_key, text)
         self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
         self._ids[key] = array("I", token_ids)
-        while self._num_tokens > self._max_tokens:
+        while self._num_tokens > self._max_tokens or len(self._ids) > self._max_answers:
             self._num_tokens -= len(self._ids.popitem(last=False)[1])
 
     def take(self, scope_key: bytes, text: str) -> tuple[int, ...] | None:
@@ -98,27 +102,26 @@ class PromptBuilder:
         cache_salt: str | None = None,
         prompt_cache_key: str | None = None,
         add_generation_prompt: bool = True,
+        param: str = "input",
     ) -> BuiltPrompt:
         """The prompt of a chat. The assistant's instructions come first, as a system message of their own.
 
+        `param`: the field of the request that holds the messages, for errors.
         An answer without kept ids whose text this server gave in the same scope gets its ids back.
         """
         private = self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key)
-        given = [m.token_ids is not None for m in messages]
         whole = [self._with_kept_ids(private, m) for m in messages]
-        num_head = 0
+        known_runs = None
         if assistant is not None:
             whole.insert(0, Message("system", assistant.instructions))
-            num_head = 1
+            known_runs = assistant.head_runs
 
-        def render() -> tuple[list[int], tuple[int, ...]]:
-            rendered = self._template.render(whole, add_generation_prompt=add_generation_prompt)
-            return rendered.token_ids, rendered.template_changed
+        def render() -> list[int]:
+            rendered = self._template.render(whole, add_generation_prompt=add_generation_prompt, known_runs=known_runs)
+            return rendered.token_ids
 
-        size = sum(len(m.content) for m in whole)
-        token_ids, changed = await self._run(render, size)
-        changed = tuple(i - num_head for i in changed if i >= num_head and given[i - num_head])
-        return BuiltPrompt(token_ids, self._scopes_of(token_ids, assistant, private), changed)
+        token_ids = await self._run(render, [len(m.content) for m in whole], param)
+        return BuiltPrompt(token_ids, self._scopes_of(token_ids, assistant, private), param)
 
     async def build_completions(
         self,
@@ -141,7 +144,7 @@ class PromptBuilder:
                 for prompt in prompts
             ]
 
-        return await self._run(encode_all, sum(len(p) for p in prompts if isinstance(p, str)))
+        return await self._run(encode_all, [len(p) for p in prompts if isinstance(p, str)], "prompt")
 
     def trunk_prompt(self, assistant: Assistant) -> BuiltPrompt:
         """What is prefilled for an assistant: its trunk, all of it in the assistant's scope."""
@@ -165,14 +168,15 @@ class PromptBuilder:
         shared = num_common(assistant.trunk_ids, token_ids)
         return [Scope(shared, assistant.scope_key), Scope(END, private)] if shared else [Scope(END, private)]
 
-    async def _run(self, work: Callable[[], T], num_characters: int) -> T:
+    async def _run(self, work: Callable[[], T], text_lengths: Sequence[int], param: str) -> T:
+        """In a thread if it is long: by the characters of all texts, and by how many texts there are."""
         try:
-            if num_characters <= THREAD_FROM_CHARACTERS:
+            if sum(text_lengths) + CHARACTERS_OF_A_MESSAGE * len(text_lengths) <= THREAD_FROM_CHARACTERS:
                 return work()
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RequestError as e:
             code = None if e.code == "invalid_request" else e.code
-            raise BadRequest(e.message, code=code, param=e.param) from None
+            raise BadRequest(e.message, code=code, param=param) from None
 
 
 def num_common(a: Sequence[int], b: Sequence[int]) -> int:

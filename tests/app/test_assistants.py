@@ -1,11 +1,16 @@
 """Assistants: who may see them, and where their trunks end."""
 
+from pathlib import Path
+
 import pytest
 
 from app.assistants import Assistants
 from app.config import AssistantConfig
 from app.scopes import Scopes
 from app.tenants import Tenant
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
+from tests.byte_model import IM_END, IM_START, make_byte_model
 
 SCOPES = Scopes(b"s" * 32)
 CONFIGS = [
@@ -16,8 +21,14 @@ CONFIGS = [
 
 
 @pytest.fixture
-def assistants() -> Assistants:
-    return Assistants.build(CONFIGS, lambda text: list(text.encode()), SCOPES)
+def template(tmp_path: Path) -> ChatTemplate:
+    prepared = make_byte_model(tmp_path)
+    return ChatTemplate(prepared.chat_template or "", Tokenizer.load(prepared))
+
+
+@pytest.fixture
+def assistants(template: ChatTemplate) -> Assistants:
+    return Assistants.build(CONFIGS, template, SCOPES)
 
 
 def test_each_tenant_finds_its_own(assistants: Assistants) -> None:
@@ -29,9 +40,13 @@ def test_each_tenant_finds_its_own(assistants: Assistants) -> None:
 
 
 def test_trunks_and_scopes(assistants: Assistants) -> None:
-    assert [bytes(a.trunk_ids) for a in assistants] == [b"Be kind.", b"Be brief.", b"Be there."]
+    texts = (b"Be kind.", b"Be brief.", b"Be there.")
+    assert [list(a.trunk_ids) for a in assistants] == [
+        [IM_START, *b"system\n", *text, IM_END, 10, IM_START, *b"user\n"] for text in texts
+    ]
     assert len({a.scope_key for a in assistants}) == 3
-    assert [a.is_shared for a in assistants] == [False, False, True]
+    assert [a.tenant for a in assistants] == ["a", "b", None]
+    assert next(a.head_runs for a in assistants)["system\nBe kind."] == [*b"system\nBe kind."]
 
 
 def test_instructions_stay_out_of_logs(assistants: Assistants) -> None:

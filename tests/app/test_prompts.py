@@ -1,6 +1,9 @@
 """Prompts: ids, scopes, and answers that find their ids again."""
 
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from app.prompts import THREAD_FROM_CHARACTERS, KeptAnswers, PromptBuilder, num_
 from app.scopes import Scopes
 from app.tenants import Tenant
 from engine.protocol import END, Scope
-from engine.text.chat_template import ChatTemplate, Message
+from engine.text.chat_template import ChatTemplate, Message, RenderedPrompt
 from engine.text.tokenizer import Tokenizer
 from tests.byte_model import IM_END, IM_START, make_byte_model
 
@@ -34,8 +37,7 @@ def builder(model: tuple[Tokenizer, ChatTemplate]) -> PromptBuilder:
 @pytest.fixture(scope="module")
 def assistant(model: tuple[Tokenizer, ChatTemplate]) -> Assistant:
     config = AssistantConfig(id="support", tenant="a", instructions="Be kind.")
-    built = Assistants.build([config], lambda text: model[1].trunk_ids([Message("system", text)]), SCOPES)
-    return next(iter(built))
+    return next(iter(Assistants.build([config], model[1], SCOPES)))
 
 
 def turn(role: str, text: str) -> list[int]:
@@ -86,7 +88,6 @@ async def test_a_history_finds_the_ids_of_its_answers(builder: PromptBuilder) ->
     history = [Message("user", "hi"), Message("assistant", "odd"), Message("user", "why?")]
     second = await builder.build(A, history)
     assert second.token_ids[: len(first.token_ids) + 2] == first.token_ids + output
-    assert second.template_changed == ()
     for other in (await builder.build(B, history), await builder.build(A, history, cache_salt="x")):
         assert output != other.token_ids[len(first.token_ids) : len(first.token_ids) + 2], "another scope's ids"
 
@@ -103,15 +104,55 @@ async def test_b22_what_the_template_refuses_is_a_bad_request(model: tuple[Token
     builder = PromptBuilder(model[0], ChatTemplate("{{ raise_exception('not like this') }}", model[0]), SCOPES)
     for text in ("short", "x" * (THREAD_FROM_CHARACTERS + 1)):
         with pytest.raises(BadRequest) as caught:
-            await builder.build(A, [Message("user", text)])
+            await builder.build(A, [Message("user", text)], param="input")
         assert caught.value.status == 400
-        assert caught.value.param == "messages"
+        assert caught.value.param == "input", "as the request calls it"
 
 
 async def test_long_texts_give_the_same_ids(builder: PromptBuilder) -> None:
     text = "word " * THREAD_FROM_CHARACTERS
     prompt = await builder.build(A, [Message("user", text)])
     assert prompt.token_ids == [*turn("user", text), *ANSWER]
+
+
+async def test_instructions_are_not_encoded_for_each_request(model: tuple[Tokenizer, ChatTemplate]) -> None:
+    tokenizer, template = model
+    config = AssistantConfig(id="support", tenant="a", instructions="Be kind.")
+    assistant = next(iter(Assistants.build([config], template, SCOPES)))
+    marked = replace(assistant, head_runs={run: [7] for run in assistant.head_runs})
+    prompt = await PromptBuilder(tokenizer, template, SCOPES).build(A, [Message("user", "hi")], assistant=marked)
+    assert prompt.token_ids[:3] == [IM_START, 7, IM_END]
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_in_thread"),
+    [
+        ([Message("user", "hi")], False),
+        ([Message("user", "x" * THREAD_FROM_CHARACTERS)], True),
+        ([Message("user", "")] * 200, True),
+    ],
+    ids=["short", "long", "many"],
+)
+async def test_what_takes_long_leaves_the_event_loop_free(
+    model: tuple[Tokenizer, ChatTemplate], messages: list[Message], is_in_thread: bool
+) -> None:
+    threads: list[threading.Thread] = []
+
+    class Watched(ChatTemplate):
+        def render(self, *args: Any, **kwargs: Any) -> RenderedPrompt:
+            threads.append(threading.current_thread())
+            return super().render(*args, **kwargs)
+
+    template = Watched("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", model[0])
+    await PromptBuilder(model[0], template, SCOPES).build(A, messages)
+    assert [t is not threading.main_thread() for t in threads] == [is_in_thread]
+
+
+def test_kept_answers_are_bounded_in_number_too() -> None:
+    kept = KeptAnswers(max_answers=2)
+    for text in ("one", "two", "three"):
+        kept.remember(b"s", text, [1])
+    assert [kept.take(b"s", text) for text in ("one", "two", "three")] == [None, (1,), (1,)]
 
 
 def test_kept_answers_are_bounded() -> None:
