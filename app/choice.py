@@ -45,6 +45,7 @@ class Choice:
     def take(self, output: RequestOutput) -> ChoiceDelta:
         """The delta that `output` makes. Raises ApiError where the engine reports a failure."""
         if output.error is not None or output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            self.is_done = True
             raise from_error_info(output.error or ErrorInfo("The engine aborted the answer.", "aborted"))
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs

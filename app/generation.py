@@ -4,6 +4,7 @@ import asyncio
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,7 @@ from engine.errors import EngineDeadError, RequestError
 from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
 PROMPT_SUFFIX_TOKENS = 8
@@ -64,7 +66,9 @@ class Generation:
         self._metrics = metrics
         self._meter: AnswerMeter | None = None
         self._choices: list[Choice] = []
-        self._waiting: dict[asyncio.Task[RequestOutput], Choice] = {}
+        self._arrived: set[Choice] = set()
+        """Choices whose streams may have something to take."""
+        self._arrival = asyncio.Event()
         self._leave = ExitStack()
         self._num_cached: dict[int, int] = {}
         try:
@@ -73,6 +77,7 @@ class Generation:
             raise EngineUnavailable(UNAVAILABLE) from None
         for one in self._prompts:
             self.check(info, one, params)
+        self._stops = StopAutomaton(params.stop)
 
     @staticmethod
     def check(info: EngineInfo, prompt: BuiltPrompt, params: SamplingParams) -> None:
@@ -83,13 +88,13 @@ class Generation:
             raise from_request_error(e) from None
         num_tokens = len(prompt.token_ids)
         if num_tokens == 0:
-            raise BadRequest("The prompt is empty: there is nothing to continue.", param="prompt")
+            raise BadRequest("The prompt is empty: there is nothing to continue.", param=prompt.param)
         if num_tokens >= info.max_model_len:
-            raise _too_long(num_tokens, info.max_model_len, "The context length of this model is", params)
+            raise _too_long(prompt, info.max_model_len, "The context length of this model is", params)
         if num_tokens + 1 > info.max_tokens_in_pool:
-            raise _too_long(num_tokens, info.max_tokens_in_pool, "The KV cache of this server holds", params)
+            raise _too_long(prompt, info.max_tokens_in_pool, "The KV cache of this server holds", params)
         if not all(0 <= t < info.vocab_size for t in prompt.token_ids):
-            raise BadRequest(f"The prompt has token ids outside 0 to {info.vocab_size - 1}.", param="prompt")
+            raise BadRequest(f"The prompt has token ids outside 0 to {info.vocab_size - 1}.", param=prompt.param)
 
     # ---- numbers; final after the last delta
 
@@ -151,11 +156,6 @@ class Generation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for task in self._waiting:
-            task.cancel()
-            if task.done() and not task.cancelled():
-                task.exception()  # nobody will ask any more
-        self._waiting.clear()
         self._leave.close()
         if self._meter is not None:
             self._meter.leave("error" if isinstance(error, ApiError) else "abort")
@@ -177,12 +177,18 @@ class Generation:
             raise EngineUnavailable(UNAVAILABLE) from None
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
-            stop=self._params.stop,
+            stop=self._stops,
             include_stop_str_in_output=self._params.include_stop_str_in_output,
             skip_special_tokens=self._params.skip_special_tokens,
             prompt_suffix_ids=prompt.token_ids[-PROMPT_SUFFIX_TOKENS:] if self._continues_text else (),
         )
-        return Choice(index, stream, detokenizer, self._params)
+        taken = Choice(index, stream, detokenizer, self._params)
+        stream.notify(partial(self._on_arrival, taken))
+        return taken
+
+    def _on_arrival(self, choice: Choice) -> None:
+        self._arrived.add(choice)
+        self._arrival.set()
 
     def __aiter__(self) -> Self:
         return self
@@ -192,26 +198,28 @@ class Generation:
 
         Raises ApiError if the engine fails one of the choices or dies.
         """
-        try:
-            if len(self._choices) == 1:
-                choice = self._choices[0]
-                if choice.is_done:
-                    raise StopAsyncIteration
-                return [self._take(choice, await choice.stream.next())]
-            return await self._next_of_many()
-        except EngineDeadError:
-            raise EngineUnavailable("The engine died while it answered.", code="engine_died") from None
+        while not all(choice.is_done for choice in self._choices):
+            deltas = self._take_arrived()
+            if deltas:
+                return deltas
+            self._arrival.clear()
+            await self._arrival.wait()
+        raise StopAsyncIteration
 
-    async def _next_of_many(self) -> list[ChoiceDelta]:
-        expected = set(self._waiting.values())
-        for choice in self._choices:
-            if not choice.is_done and choice not in expected:
-                self._waiting[asyncio.ensure_future(choice.stream.next())] = choice
-        if not self._waiting:
-            raise StopAsyncIteration
-        done, _ = await asyncio.wait(self._waiting, return_when=asyncio.FIRST_COMPLETED)
-        arrived = sorted(((self._waiting.pop(task), task) for task in done), key=lambda pair: pair[0].index)
-        return [self._take(choice, task.result()) for choice, task in arrived]
+    def _take_arrived(self) -> list[ChoiceDelta]:
+        """Never waits; empty if nothing has come."""
+        deltas: list[ChoiceDelta] = []
+        for choice in sorted(self._arrived, key=lambda choice: choice.index):
+            if choice.is_done:
+                continue  # woken by its own end
+            try:
+                output = choice.stream.try_take()
+            except EngineDeadError:
+                raise EngineUnavailable("The engine died while it answered.", code="engine_died") from None
+            if output is not None:
+                deltas.append(self._take(choice, output))
+        self._arrived.clear()
+        return deltas
 
     def _take(self, choice: Choice, output: RequestOutput) -> ChoiceDelta:
         if output.num_cached_tokens is not None and choice.index % self._params.n == 0:
@@ -226,7 +234,8 @@ class Generation:
         return delta
 
 
-def _too_long(num_tokens: int, limit: int, what: str, params: SamplingParams) -> ApiError:
+def _too_long(prompt: BuiltPrompt, limit: int, what: str, params: SamplingParams) -> ApiError:
+    num_tokens = len(prompt.token_ids)
     wanted = f" and {params.max_tokens} more were asked for" if params.max_tokens is not None else ""
     message = f"{what} {limit} tokens, but the prompt has {num_tokens} tokens{wanted}: shorten the prompt."
-    return BadRequest(message, code="context_length_exceeded", param="messages")
+    return BadRequest(message, code="context_length_exceeded", param=prompt.param)

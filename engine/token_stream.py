@@ -27,6 +27,7 @@ class TokenStream:
         self._has_last = False  # the output with the finish reason has been put
         self._is_closed = False  # left by its reader: what still comes is dropped
         self._waiter: asyncio.Future[None] | None = None
+        self._on_arrival: Callable[[], None] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -59,8 +60,29 @@ class TokenStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self._on_arrival is not None:
+            self._on_arrival()
 
     # ---- for the reader
+
+    def notify(self, on_arrival: Callable[[], None]) -> None:
+        """`on_arrival()` is called whenever there may be something to take, and at once if there is by now.
+
+        So one reader waits for many streams. It must not block, nor raise.
+        """
+        self._on_arrival = on_arrival
+        if self._pending is not None or self.is_finished:
+            on_arrival()
+
+    def try_take(self) -> RequestOutput | None:
+        """All that has arrived since the last call, merged; None if that is nothing.
+
+        Raises EngineDeadError if nothing is left and the engine died before the end.
+        """
+        output, self._pending = self._pending, None
+        if output is None and self._error is not None:
+            raise self._error
+        return output
 
     async def next(self) -> RequestOutput:
         """All that has arrived since the last call, merged; waits for the first of it.
@@ -68,9 +90,7 @@ class TokenStream:
         Raises StopAsyncIteration after the end, EngineDeadError if the engine died before the end. Cancelling it
         loses nothing: the next call returns what arrived meanwhile.
         """
-        while self._pending is None:
-            if self._error is not None:
-                raise self._error
+        while (output := self.try_take()) is None:
             if self._has_last or self._is_closed:
                 raise StopAsyncIteration
             if self._waiter is not None:
@@ -80,7 +100,6 @@ class TokenStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        output, self._pending = self._pending, None
         return output
 
     def __aiter__(self) -> Self:

@@ -4,7 +4,7 @@ import codecs
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from engine.text.stop_strings import StopStrings
+from engine.text.stop_strings import StopAutomaton, StopStrings
 from engine.text.tokenizer import Tokenizer
 
 
@@ -16,14 +16,14 @@ class IncrementalDetokenizer:
     answer is not text, and only without `skip_special_tokens` is one shown that others follow (`ignore_eos`).
 
     `prompt_suffix_ids`: the last ids of a prompt that the answer continues as text (completions). Without them
-    SentencePiece style drops the space before the first word.
+    SentencePiece style drops the space before the first word. `stop`: answers of one request share an automaton.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         *,
-        stop: Iterable[str] = (),
+        stop: Iterable[str] | StopAutomaton = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         prompt_suffix_ids: Sequence[int] = (),

@@ -4,31 +4,26 @@ import re
 from collections.abc import Iterable
 
 
-class StopStrings:
-    """The first stop string to be *complete* wins; of those that end at one place the longest.
+class StopAutomaton:
+    """Stop strings made ready to be looked for, once for all choices of a request (Aho-Corasick). Never changes.
 
-    That does not depend on how the text was cut into pieces. An Aho-Corasick automaton: the state is the longest end
-    of the text so far that could still become a stop, so each character costs the same whatever was held back.
+    A state is the longest end of a text that could still become a stop; 0 is the empty text.
     """
 
-    def __init__(self, stops: Iterable[str], *, include_in_output: bool = False) -> None:
+    def __init__(self, stops: Iterable[str]) -> None:
         """Raises ValueError for an empty stop string."""
         self.stops = tuple(stops)
         if not all(self.stops):
             raise ValueError(f"stop strings must not be empty, got {list(self.stops)!r}")
-        self.matched: str | None = None
-        """The stop string that was found: nothing is taken any more."""
-        self._include_in_output = include_in_output
-        self._held = ""  # what the state stands for: seen, not yet shown
-        self._state = 0
-        self._next: list[dict[str, int]] = [{}]  # trie; state 0 is the empty text
+        self._next: list[dict[str, int]] = [{}]  # trie
         self._depth = [0]
         self._fail = [0]
         self._match: list[str | None] = [None]
         for stop in self.stops:
             self._insert(stop)
         self._link()
-        self._starts = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or r"(?!)")
+        self.starts = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or r"(?!)")
+        """Finds where a stop could begin; everything before leaves state 0 as it is."""
 
     def _insert(self, stop: str) -> None:
         state = 0
@@ -49,36 +44,61 @@ class StopStrings:
         queue = list(self._next[0].values())
         for state in queue:
             for character, child in self._next[state].items():
-                self._fail[child] = self._step(self._fail[state], character)
+                self._fail[child] = self.step(self._fail[state], character)
                 if self._match[child] is None:
                     self._match[child] = self._match[self._fail[child]]
                 queue.append(child)
 
-    def _step(self, state: int, character: str) -> int:
+    def step(self, state: int, character: str) -> int:
+        """The state after one more character."""
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
+
+    def depth(self, state: int) -> int:
+        """Characters of the text that a state stands for."""
+        return self._depth[state]
+
+    def match(self, state: int) -> str | None:
+        """The longest stop that a text in this state ends with."""
+        return self._match[state]
+
+
+class StopStrings:
+    """The first stop string to be *complete* wins; of those that end at one place the longest.
+
+    That does not depend on how the text was cut into pieces, and each character costs the same whatever was held back.
+    """
+
+    def __init__(self, stops: Iterable[str] | StopAutomaton, *, include_in_output: bool = False) -> None:
+        """Raises ValueError for an empty stop string."""
+        self._automaton = stops if isinstance(stops, StopAutomaton) else StopAutomaton(stops)
+        self.matched: str | None = None
+        """The stop string that was found: nothing is taken any more."""
+        self._include_in_output = include_in_output
+        self._held = ""  # what the state stands for: seen, not yet shown
+        self._state = 0
 
     def feed(self, text: str) -> str:
         """Takes the next text and returns what can be shown by now: all but an end that could become a stop."""
         if self.matched is not None:
             return ""
-        seen = self._held + text
+        automaton, seen = self._automaton, self._held + text
         position, state = len(self._held), self._state
         while position < len(seen):
             if state == 0:
-                start = self._starts.search(seen, position)
+                start = automaton.starts.search(seen, position)
                 if start is None:
                     break
                 position = start.start()
-            state = self._step(state, seen[position])
+            state = automaton.step(state, seen[position])
             position += 1
-            stop = self._match[state]
+            stop = automaton.match(state)
             if stop is not None:
                 self.matched, self._held = stop, ""
                 return seen[: position if self._include_in_output else position - len(stop)]
         self._state = state
-        cut = len(seen) - self._depth[state]
+        cut = len(seen) - automaton.depth(state)
         self._held = seen[cut:]
         return seen[:cut]
 

@@ -1,18 +1,22 @@
 """Generations over the scripted engine: text, numbers, and how they end."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import app.generation
+import engine.text.stop_strings
 from app.errors import ApiError, BadRequest, EngineUnavailable
 from app.generation import ChoiceDelta, Generation
 from app.prompts import BuiltPrompt
 from app.tenants import Tenant
 from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
+from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from tests.byte_model import IM_END, byte_model_info, make_byte_model
 from tests.scripted_engine import Die, Fail, Item, Pause, ScriptedEngineClient, say
@@ -116,6 +120,39 @@ async def test_an_engine_that_dies_between_two_submissions_leaves_nothing(tokeni
     assert engine.num_running == 0
 
 
+async def test_choices_wait_without_tasks_and_come_by_index(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [str(r.choice).encode(), Pause(), b"."])
+    with start(engine, tokenizer, n=128) as generation:
+        before = asyncio.all_tasks()
+        await engine.wait_paused(128)
+        deltas = await anext(generation)
+        assert [(d.index, d.text) for d in deltas if d.text] == [(i, str(i)) for i in range(128)]
+        reader = asyncio.create_task(anext(generation))
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() - before <= {reader}
+        engine.release(engine.requests[5].request_id)
+        assert [(d.index, d.text) for d in await reader] == [(5, ".")]
+
+
+async def test_choices_share_what_their_stop_strings_were_made_into(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    class Counted(StopAutomaton):
+        def __init__(self, stops: Iterable[str]) -> None:
+            made.append(self)
+            super().__init__(stops)
+
+    monkeypatch.setattr(app.generation, "StopAutomaton", Counted)
+    monkeypatch.setattr(engine.text.stop_strings, "StopAutomaton", Counted)
+    client = ScriptedEngineClient(script=lambda r: b"a" * (r.choice + 1) + b"STOP!")
+    generation = start(client, tokenizer, n=3, stop=("STOP",))
+    await collect(generation)
+    assert [generation.text(i) for i in range(3)] == ["a", "aa", "aaa"]
+    assert len(made) == 1
+
+
 # ---- failures
 
 
@@ -147,9 +184,11 @@ def test_what_can_never_be_served_is_refused_at_once(tokenizer: Tokenizer) -> No
         (prompt(), {"logit_bias": {259: 1.0}}, None),
     ]
     for built, changes, code in cases:
+        named = replace(built, param="input")
         with pytest.raises(BadRequest) as caught:
-            Generation.check(info, built, params(**changes))
+            Generation.check(info, named, params(**changes))
         assert caught.value.code == code
+        assert caught.value.param == ("input" if not changes else "logit_bias")
     Generation.check(info, prompt("x" * 31), params())
 
 

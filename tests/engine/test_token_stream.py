@@ -93,6 +93,23 @@ async def test_closing_wakes_a_reader() -> None:
     assert await reader is None
 
 
+async def test_one_reader_hears_of_many_streams() -> None:
+    streams = {name: TokenStream(name, lambda _: None) for name in "abc"}
+    heard: list[str] = []
+    streams["a"].put(RequestOutput(request_id="a", token_ids=[1]))
+    for name, stream in streams.items():
+        stream.notify(lambda name=name: heard.append(name))  # type: ignore[misc]
+    assert heard == ["a"], "what was there before counts"
+    streams["c"].put(RequestOutput(request_id="c", token_ids=[3]))
+    streams["b"].fail(EngineDeadError("gone"))
+    assert heard == ["a", "c", "b"]
+    taken = {name: streams[name].try_take() for name in "ac"}
+    assert {name: output and output.token_ids for name, output in taken.items()} == {"a": [1], "c": [3]}
+    assert streams["a"].try_take() is None
+    with pytest.raises(EngineDeadError):
+        streams["b"].try_take()
+
+
 async def test_misuse_is_named() -> None:
     stream, _ = make()
     with pytest.raises(ValueError, match="expected an output of 'r', got one of 'other'"):

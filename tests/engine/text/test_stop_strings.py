@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.stop_strings import StopStrings
+from engine.text.stop_strings import StopAutomaton, StopStrings
 
 
 def run(stops: list[str], pieces: list[str], **kwargs: bool) -> tuple[str, str | None]:
@@ -128,3 +128,10 @@ def test_without_stops_nothing_is_held_back() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         StopStrings(["a", ""])
+
+
+def test_scanners_of_one_automaton_know_nothing_of_each_other() -> None:
+    automaton = StopAutomaton(["STOP", "OK"])
+    one, two = StopStrings(automaton), StopStrings(automaton, include_in_output=True)
+    assert [one.feed("aST"), two.feed("bO"), one.feed("OPx"), two.feed("K")] == ["a", "b", "", "OK"]
+    assert (one.matched, two.matched) == ("STOP", "OK")
