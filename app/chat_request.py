@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from app.chunks import GeneratingRequest
 from app.config import Limits
 from app.errors import BadRequest
-from app.request_params import MaxTokens, RequestModel, unsupported
+from app.request_params import Items, MaxTokens, RequestModel, unsupported
 from engine.sampling_params import MAX_LOGPROBS
 from engine.text.chat_template import Message
 
@@ -36,10 +36,10 @@ class ContentPart(RequestModel):
 
 class ChatMessage(RequestModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Items | None = None
     function_call: Any = None
     audio: Any = None
 
@@ -63,7 +63,7 @@ class ChatMessage(RequestModel):
 
 
 class ChatRequest(GeneratingRequest):
-    messages: Annotated[list[ChatMessage], FailFast()] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1, fail_fast=True)
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -76,10 +76,10 @@ class ChatRequest(GeneratingRequest):
     echo: bool | None = None
     chat_template: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[Any] | None = None
+    documents: Items | None = None
     reasoning_effort: Any = None
     thinking_token_budget: Any = None
-    modalities: list[str] | None = None
+    modalities: Annotated[list[str], Field(fail_fast=True, max_length=8)] | None = None
     audio: Any = None
     web_search_options: Any = None
     verbosity: Any = None

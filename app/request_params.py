@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.errors import BadRequest, from_request_error
 from engine.errors import RequestError
@@ -14,6 +14,11 @@ from engine.text.tokenizer import Tokenizer
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 1024
+MAX_ALL_STOP_CHARACTERS = 4096
+"""Of all stop strings of a request together."""
+MAX_BIASES = 1024
+MAX_ITEMS = 1024
+"""Of lists that are read only to refuse them."""
 MAX_INT64 = 2**63 - 1
 
 _SHORT = reprlib.Repr()
@@ -76,9 +81,18 @@ def _stop_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _short_stops(stops: list[str] | None) -> list[str] | None:
+    size = sum(map(len, stops or ()))
+    if size > MAX_ALL_STOP_CHARACTERS:
+        raise ValueError(f"should have at most {MAX_ALL_STOP_CHARACTERS} characters altogether, has {size}")
+    return stops
+
+
 def _token_biases(value: object) -> object:
     if not isinstance(value, dict):
         return value
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"should have at most {MAX_BIASES} entries, has {len(value)}")
     biases: dict[int, Any] = {}
     for key, bias in value.items():
         if not isinstance(key, str) or not _TOKEN_ID.fullmatch(key):
@@ -90,6 +104,7 @@ def _token_biases(value: object) -> object:
 Int64 = Annotated[int, Field(ge=-MAX_INT64 - 1, le=MAX_INT64)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_INT64)]
+Items = Annotated[list[Any], Field(fail_fast=True, max_length=MAX_ITEMS)]
 
 
 class RequestModel(BaseModel):
@@ -108,14 +123,14 @@ class SamplingFields(RequestModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_token_biases)] = Field(
-        default=None, max_length=1024
-    )
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_token_biases)] = None
     seed: Annotated[int, Field(ge=-MAX_INT64 - 1, le=2**64 - 1)] | None = None
-    stop: Annotated[list[StopString] | None, BeforeValidator(_stop_list)] = Field(
-        default=None, max_length=MAX_STOP_STRINGS
-    )
-    stop_token_ids: list[Int64] | None = Field(default=None, max_length=1024)
+    stop: Annotated[
+        Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None,
+        BeforeValidator(_stop_list),
+        AfterValidator(_short_stops),
+    ] = None
+    stop_token_ids: Annotated[list[Int64], Field(fail_fast=True, max_length=MAX_ITEMS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT64)] | None = None
     """Holds back end and stop ids; a stop string ends the text whenever it comes."""
     ignore_eos: bool | None = None
@@ -129,9 +144,9 @@ class SamplingFields(RequestModel):
     return_token_ids: bool | None = None
 
     # Known, not built, and each would change the answer.
-    tools: list[Any] | None = None
+    tools: Items | None = None
     tool_choice: Any = None
-    functions: list[Any] | None = None
+    functions: Items | None = None
     function_call: Any = None
     response_format: Any = None
     structured_outputs: Any = None
@@ -145,8 +160,8 @@ class SamplingFields(RequestModel):
     structural_tag: Any = None
     stop_regex: Any = None
     use_beam_search: bool | None = None
-    bad_words: list[Any] | None = None
-    allowed_token_ids: list[Any] | None = None
+    bad_words: Items | None = None
+    allowed_token_ids: Items | None = None
     truncate_prompt_tokens: Any = None
     prompt_logprobs: Any = None
     logits_processors: Any = None

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from app.chat_request import ChatRequest
 from app.errors import BadRequest
 from app.request_params import RequestModel, SamplingFields, check_text_format, parse_request
 from engine.text.tokenizer import Tokenizer
@@ -41,6 +42,9 @@ def refused(body: dict[str, Any]) -> BadRequest:
         ({"stop": ["a", ""]}, "stop[1]"),
         pytest.param({"stop": ["x"] * 65}, "stop", id="many stops"),
         pytest.param({"stop": "x" * 1025}, "stop", id="long stop"),
+        pytest.param({"stop": ["x" * 1024] * 5}, "stop", id="long stops"),
+        pytest.param({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", id="many biases"),
+        pytest.param({"tools": [{}] * 1025}, "tools", id="many tools"),
         ({"stop_token_ids": [1, True]}, "stop_token_ids[1]"),
         ({"logit_bias": []}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
@@ -57,6 +61,26 @@ def test_b26_the_field_at_fault_is_named(body: dict[str, Any], param: str) -> No
     assert error.param is not None
     assert error.param.startswith(param)
     assert param.partition("[")[0] in error.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [1] * 3},
+        {"messages": [{"role": "user", "content": [1] * 3}]},
+        {"messages": [{"role": "user"}], "modalities": [1] * 3},
+        {"messages": [{"role": "user"}], "stop": [1] * 3},
+        {"messages": [{"role": "user"}], "stop_token_ids": ["x"] * 3},
+        {"messages": [{"role": "user"}], "logit_bias": {str(i): "x" for i in range(1025)}},
+    ],
+    ids=lambda body: list(body)[-1],
+)
+def test_a_list_of_mistakes_is_left_at_the_first(body: dict[str, Any]) -> None:
+    """Half a million of them in one body would hold up everybody else for seconds."""
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate({"model": "m", **body})
+    in_lists = [e["loc"] for e in caught.value.errors() if len(e["loc"]) > 1 and isinstance(e["loc"][-1], int)]
+    assert len(in_lists) <= 1, in_lists
 
 
 class _Part(RequestModel):
