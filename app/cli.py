@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from app.config import ConfigError
+from app.config import ConfigError, find_redis_url
 from app.demo_model import DemoModelError, ensure_demo_model
 from app.doctor import examine
 from app.embedded_redis import NoRedisError
@@ -74,7 +74,12 @@ def serve(
         typer.Option(help="TOML file with tenants, assistants and limits.", exists=True, dir_okay=False),
     ] = None,
     redis_url: Annotated[
-        str | None, typer.Option(help="A Redis of your own; by default one is started.", show_default=False)
+        str | None,
+        typer.Option(
+            help="A Redis of your own; by default one is started. With a password better in TRUNKLINE_REDIS_URL, or as"
+            " redis_url in the configuration: others can read a command line.",
+            show_default=False,
+        ),
     ] = None,
     device: Annotated[Device, typer.Option()] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where the hardware has it.")] = Dtype.auto,
@@ -96,7 +101,7 @@ def serve(
     if clash is not None:
         fail(clash)
     try:
-        check_configuration(host, config)
+        redis_url = find_redis_url(redis_url, check_configuration(host, config))
     except ConfigError as e:
         fail(str(e), EXIT_USAGE)
     folder = _state_dir(state_dir)

@@ -8,12 +8,14 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from app.json_body import MAX_BODY_BYTES
 
 GATEWAY_VARIABLE = "TRUNKLINE_GATEWAY"
+REDIS_URL_VARIABLE = "TRUNKLINE_REDIS_URL"
 DEMO_ASSISTANTS_DIR = Path(__file__).parent / "assistants"
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -69,6 +71,38 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
         return False
+
+
+def try_split(url: str) -> SplitResult | None:
+    """The parts of a URL; None for what is none: a bracket that is never closed, a port that is no number."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # read only now, and may fail
+    except ValueError:
+        return None
+    return parts
+
+
+def _origin(value: str) -> str:
+    """As browsers send it."""
+    origin = value.removesuffix("/").lower()
+    parts = try_split(origin)
+    if parts is None or not parts.scheme or not parts.hostname or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise ValueError("an origin is written like https://chat.example.com or http://localhost:3000")
+    return origin
+
+
+def _redis_url(value: str) -> str:
+    """Raises ValueError, without the value: it may hold a password."""
+    parts = try_split(value)
+    where = {"redis": "hostname", "rediss": "hostname", "unix": "path"}
+    if parts is not None and parts.scheme in where and getattr(parts, where[parts.scheme]):
+        return value
+    raise ValueError("a Redis is given as redis://host:port/0, rediss://host:port/0 or unix:///path/to/socket")
+
+
+Origin = Annotated[str, AfterValidator(_origin)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
 
 
 def _one_id(value: object) -> object:
@@ -138,7 +172,9 @@ class FileConfig(_Section):
     tenants: tuple[TenantConfig, ...] = ()
     assistants: tuple[AssistantConfig, ...] = ()
     limits: Limits = Limits()
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[Origin, ...] = ()
+    redis_url: RedisUrl | None = Field(default=None, repr=False)
+    """May hold a password, which on the command line everybody on the machine could read."""
     admin_key_hashes: tuple[bytes, ...] = Field(default=(), repr=False)
 
     @model_validator(mode="before")
@@ -151,6 +187,8 @@ class FileConfig(_Section):
         tenant_ids = [t.id for t in self.tenants]
         _need_unique("tenants: the id", tenant_ids)
         _need_unique("tenants: a key", [h.hex() for t in self.tenants for h in t.key_hashes], shown=False)
+        if any(digest in self.admin_key_hashes for t in self.tenants for digest in t.key_hashes):
+            raise ValueError("admin_key: it is a tenant's key too")
         for assistant in self.assistants:
             if assistant.tenant is not None and assistant.tenant not in tenant_ids:
                 raise ValueError(f"assistants: {assistant.id!r} belongs to the unknown tenant {assistant.tenant!r}")
@@ -180,6 +218,20 @@ def load_file_config(path: Path | None) -> FileConfig:
         return FileConfig.model_validate(data)
     except ValidationError as e:
         raise ConfigError(f"{path}: {_sentence(e)}") from None
+
+
+def find_redis_url(option: str | None, file_config: FileConfig) -> str | None:
+    """The operator's Redis: of the option, else the environment, else the file; None: there is none.
+
+    Raises ConfigError.
+    """
+    for where, url in (("--redis-url", option), (REDIS_URL_VARIABLE, os.environ.get(REDIS_URL_VARIABLE))):
+        if url:
+            try:
+                return _redis_url(url)
+            except ValueError as e:
+                raise ConfigError(f"{where}: {e}") from None
+    return file_config.redis_url
 
 
 def demo_assistants(folder: Path = DEMO_ASSISTANTS_DIR) -> Iterable[AssistantConfig]:

@@ -61,7 +61,8 @@ def exceeds_depth(raw: bytes, max_depth: int) -> bool:
 async def read_body(request: Request, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """The whole body. Raises PayloadTooLarge as soon as it is known to be longer than `max_bytes`."""
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > max_bytes:
+    digits = length.lstrip("0")[: len(str(max_bytes)) + 1]  # enough to tell: Python reads no number of thousands
+    if not length.isdecimal() or int(digits or "0") > max_bytes:
         raise _too_large(max_bytes)
     parts: list[bytes] = []
     size = 0

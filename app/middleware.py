@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.config import is_loopback
+from app.config import is_loopback, try_split
 from app.errors import ApiError, Forbidden
 from app.metrics import Metrics
 from app.sse import error_response
@@ -34,7 +34,6 @@ class RequestContext:
             return
         given = header(scope, b"x-request-id") or ""
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -47,10 +46,11 @@ class RequestContext:
 
 
 class OriginGuard:
-    """Refuses browsers that come from a page of somebody else's.
+    """Refuses browsers that come from a page of somebody else's, and requests whose Host header is no host.
 
-    A page may speak to the host that served it and from the origins of the configuration. On an open loopback server
-    the Host header must name this machine too, or a foreign name that resolves to 127.0.0.1 would be let in.
+    A page may speak to the host that served it, and a page of the configuration's origins may open a websocket: no CORS
+    headers are sent, so that over HTTP a browser does not let it read the answers. On an open loopback server the Host
+    header must name this machine too, or a foreign name that resolves to 127.0.0.1 would be let in.
     """
 
     def __init__(self, app: ASGIApp, allowed_origins: Iterable[str], *, is_open: bool) -> None:
@@ -72,19 +72,18 @@ class OriginGuard:
     def find_refusal(self, scope: Scope) -> ApiError | None:
         """Why this connection is refused; None if it is not."""
         host = (header(scope, b"host") or "").lower()
-        if self._is_open and host and host not in self._allowed_hosts and not is_loopback(_host_name(host)):
+        parts = try_split(f"//{host}")
+        if parts is None:
+            return Forbidden("The Host header is no host.", code="host_not_allowed")
+        if self._is_open and host and host not in self._allowed_hosts and not is_loopback(parts.hostname or ""):
             return Forbidden("An open server answers to loopback names only.", code="host_not_allowed")
         origin = header(scope, b"origin")
         if origin is None or origin.rstrip("/").lower() in self._allowed:
             return None
-        if urlsplit(origin).netloc.lower() == host and host:
+        origin_parts = try_split(origin)
+        if origin_parts is not None and origin_parts.netloc.lower() == host and host:
             return None
         return Forbidden("This origin is not allowed here.", code="origin_not_allowed")
-
-
-def _host_name(host: str) -> str:
-    """Without the port."""
-    return urlsplit(f"//{host}").hostname or ""
 
 
 async def _deny(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from app.child import ChildSpec
-from app.config import GatewayConfig, check_open_mode, load_file_config
+from app.config import FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.embedded_redis import EmbeddedRedis, find_server_program
 from app.supervisor import Supervisor
 from engine.config import EngineConfig
@@ -47,7 +47,8 @@ class ServeOptions:
 
     @property
     def url(self) -> str:
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        """Where this machine itself reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
@@ -154,9 +155,11 @@ def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_
     return specs
 
 
-def check_configuration(host: str, config_path: Path | None) -> None:
+def check_configuration(host: str, config_path: Path | None) -> FileConfig:
     """Raises ConfigError: better before a model is downloaded than from a child that is started again and again."""
-    check_open_mode(host, load_file_config(config_path))
+    file_config = load_file_config(config_path)
+    check_open_mode(host, file_config)
+    return file_config
 
 
 def serve(options: ServeOptions, report: Callable[[str], None]) -> int:

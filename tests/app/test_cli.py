@@ -84,6 +84,12 @@ def test_a_wrong_configuration_is_a_usage_error(model: str, tmp_path: Path) -> N
     assert "loopback" in failed(result, 2)
 
 
+def test_a_wrong_redis_is_a_usage_error(model: str, tmp_path: Path) -> None:
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), "--redis-url", "http://r")
+    assert failed(result, 2).startswith("trunkline: --redis-url: ")
+    assert not (tmp_path / "s").exists(), "before anything starts"
+
+
 def test_a_port_in_use_fails(model: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -7,10 +7,12 @@ import pytest
 
 from app.config import (
     GATEWAY_VARIABLE,
+    REDIS_URL_VARIABLE,
     ConfigError,
     FileConfig,
     GatewayConfig,
     check_open_mode,
+    find_redis_url,
     is_loopback,
     load_file_config,
 )
@@ -85,7 +87,13 @@ def test_keys_are_nowhere_in_what_is_kept(tmp_path: Path) -> None:
         ('[[assistants]]\nid = "a"\ninstructions = "x"', "assistants[0]: an assistant has either"),
         ('[[assistants]]\nid = "a"\ninstructions = "x"\ntenant = "b"', "belongs to the unknown tenant 'b'"),
         ('[[assistants]]\nid = "a"\ninstructions = ""\nshared = true', "assistants[0].instructions: "),
+        ('admin_key = "12345678"\n[[tenants]]\nid = "a"\nkey = "12345678"', "admin_key: it is a tenant's key too"),
+        ('redis_url = "http://:12345678@r"', "redis_url: a Redis is given as redis://host:port/0"),
         ('allowed_origins = "x"', "allowed_origins: must be a list"),
+        *(
+            (f'allowed_origins = ["https://a", "{origin}"]', "allowed_origins[1]: an origin is written like https://")
+            for origin in ("http://[", "*", "null", "chat.example.com", "https://a/b", "https://a:x", "")
+        ),
         ('[limits]\nmax_choices = "x"', "limits.max_choices: "),
         ("[limits]\nmax_choices = true", "limits.max_choices: "),
     ],
@@ -131,6 +139,28 @@ def test_open_on_loopback_only(host: str, loopback: bool, tmp_path: Path) -> Non
     else:
         with pytest.raises(ConfigError, match="loopback"):
             check_open_mode(host, FileConfig())
+
+
+def test_where_the_redis_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FileConfig(redis_url="redis://:secret@file")
+    assert "secret" not in repr(config)
+    monkeypatch.delenv(REDIS_URL_VARIABLE, raising=False)
+    assert find_redis_url(None, FileConfig()) is None
+    assert find_redis_url(None, config) == "redis://:secret@file"
+    monkeypatch.setenv(REDIS_URL_VARIABLE, "rediss://environment:7000/1")
+    assert find_redis_url(None, config) == "rediss://environment:7000/1"
+    assert find_redis_url("unix:///run/redis.sock", config) == "unix:///run/redis.sock"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://:secret@r", "r:6379", "redis://", "redis://[secret", "redis://r:secret", "unix://"]
+)
+def test_what_is_no_redis_is_told_without_its_password(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv(REDIS_URL_VARIABLE, url)
+    for option, where in ((url, "--redis-url"), (None, REDIS_URL_VARIABLE)):
+        with pytest.raises(ConfigError, match=f"^{where}: a Redis is given as redis://") as caught:
+            find_redis_url(option, FileConfig())
+        assert "secret" not in str(caught.value)
 
 
 def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

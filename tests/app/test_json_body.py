@@ -106,6 +106,7 @@ def request(parts: list[bytes], **headers: str) -> Request:
 
 async def test_bodies_in_parts() -> None:
     assert await read_json(request([b'{"a"', b":1}"])) == {"a": 1}
+    assert await read_json(request([b"{}"], content_length="0" * 5000 + "2")) == {}
 
 
 async def test_too_large_by_its_own_word_or_in_fact() -> None:
@@ -113,6 +114,7 @@ async def test_too_large_by_its_own_word_or_in_fact() -> None:
         request([b""], content_length="101"),
         request([b"x" * 60, b"x" * 60]),
         request([b""], content_length="-"),
+        request([b""], content_length="9" * 5000),
     ):
         with pytest.raises(PayloadTooLarge) as caught:
             await read_json(big, max_bytes=100)

@@ -48,6 +48,11 @@ async def test_requests_are_counted_by_route_not_by_path(tmp_path: Path) -> None
         (True, "127.0.0.1:8000", "http://127.0.0.1:9999", False),
         (True, "evil.example:8000", "http://evil.example:8000", False),  # resolves to 127.0.0.1
         (True, "chat.example.com", "https://chat.example.com", True),
+        (True, "[::1", None, False),
+        (True, "localhost:x", None, False),
+        (False, "[::1", None, False),
+        (False, "chat.internal", "http://[", False),
+        (False, "chat.internal", "http://chat.internal:x", False),
         (False, "chat.internal", None, True),
         (False, "chat.internal", "https://chat.internal", True),
         (False, "chat.internal", "https://chat.example.com", True),
@@ -61,6 +66,16 @@ def test_origins(is_open: bool, host: str, origin: str | None, allowed: bool) ->
     guard = OriginGuard(app, ["https://chat.example.com/"], is_open=is_open)
     headers = [(b"host", host.encode()), *([(b"origin", origin.encode())] if origin else [])]
     assert (guard.find_refusal({"type": "http", "headers": headers}) is None) == allowed
+
+
+async def test_malformed_headers_are_refused_not_a_fault(tmp_path: Path) -> None:
+    for config in (FileConfig(), KEYED):
+        folder = tmp_path / str(config.is_open)
+        async with serving(folder, file_config=config) as gateway:
+            for path in ("/v1/nope", "/health"):
+                for headers in ({"Host": "[::1"}, {"Host": "localhost", "Origin": "http://["}):
+                    response = await gateway.client.get(path, headers=headers)
+                    assert (response.status_code, response.json()["error"]["type"]) == (403, "permission_error")
 
 
 async def test_a_foreign_page_gets_nothing(tmp_path: Path) -> None:

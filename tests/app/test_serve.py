@@ -199,6 +199,7 @@ def test_a_configuration_that_cannot_work_is_told_before_anything_starts(tmp_pat
         ("127.0.0.1", "http://127.0.0.1:8000"),
         ("0.0.0.0", "http://127.0.0.1:8000"),
         ("::1", "http://[::1]:8000"),
+        ("::", "http://[::1]:8000"),
         ("example.org", "http://example.org:8000"),
     ],
 )
