@@ -1,5 +1,6 @@
 """Routes of the operator: liveness, readiness, metrics, and the engine's counters."""
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -14,10 +15,14 @@ from app.services import Services
 from engine.errors import EngineDeadError
 from engine.protocol import EngineStats
 
+STATS_TIMEOUT_S = 2.0
+"""An engine that is in a long step, or stuck, must not hold up who watches it."""
+
 
 class Admin:
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, stats_timeout_s: float = STATS_TIMEOUT_S) -> None:
         self._services = services
+        self._stats_timeout_s = stats_timeout_s
 
     def routes(self) -> list[Route]:
         return [
@@ -32,13 +37,13 @@ class Admin:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """A chat would be answered now."""
+        """The engine takes requests. Neither the session store nor the assistants' prefill is asked about."""
         if not self._services.engine.is_ready:
             raise EngineUnavailable(UNAVAILABLE)
         return json_response({"status": "ready", "model": self._services.model_name})
 
     async def metrics(self, request: Request) -> Response:
-        """Without an engine the gateway's own numbers are still there."""
+        """Without an engine that answers the gateway's own numbers are still there."""
         self._authorize(request)
         stats = await self._try_stats()
         return Response(self._services.metrics.render(stats), headers={"Content-Type": CONTENT_TYPE})
@@ -54,10 +59,11 @@ class Admin:
         self._services.tenants.authorize_admin(request.headers.get("authorization"))
 
     async def _try_stats(self) -> EngineStats | None:
-        """None if no engine is there."""
+        """None if no engine is there, or it does not answer in time."""
         try:
-            return await self._services.engine.stats()
-        except EngineDeadError:
+            async with asyncio.timeout(self._stats_timeout_s):
+                return await self._services.engine.stats()
+        except (EngineDeadError, TimeoutError):
             return None
 
 

@@ -3,8 +3,16 @@
 import asyncio
 from pathlib import Path
 
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.admin import Admin
 from app.config import FileConfig
-from tests.app.serving import serving
+from app.errors import EngineUnavailable
+from engine.protocol import EngineStats
+from tests.app.serving import make_services, serving
 from tests.scripted_engine import Pause, ScriptedEngineClient
 
 KEYED = FileConfig.model_validate({"admin_key": "the-admin-key", "tenants": [{"id": "a", "key": "key-of-a-123"}]})
@@ -50,3 +58,21 @@ async def test_without_an_engine(tmp_path: Path) -> None:
         assert "trunkline_engine_up 0.0" in metrics.text
         assert "trunkline_requests_running" not in metrics.text
         assert (await gateway.client.get("/v1/models")).status_code == 200
+
+
+async def test_an_engine_that_does_not_answer_holds_up_nobody(tmp_path: Path) -> None:
+    class Silent(ScriptedEngineClient):
+        async def stats(self) -> EngineStats:
+            return await asyncio.get_running_loop().create_future()
+
+    services = make_services(tmp_path, Silent())
+    app = Starlette(routes=Admin(services, stats_timeout_s=0.0).routes(), exception_handlers={EngineUnavailable: _told})
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert "trunkline_engine_up 0.0" in (await client.get("/metrics")).text
+        assert (await client.get("/admin/stats")).status_code == 503
+    services.prompts.close()
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    return Response(status_code=503)
