@@ -3,7 +3,6 @@
 The supervisor runs it as a child. With `--redis-url` it is not used.
 """
 
-import asyncio
 import contextlib
 import shutil
 from dataclasses import dataclass
@@ -55,23 +54,6 @@ class EmbeddedRedis:
         """Makes the data folder, and removes a socket that a killed server left behind."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.socket_path.unlink(missing_ok=True)
-
-    async def wait_ready(self) -> None:
-        """Returns when the server answers on its socket, its append-only file read. As long as that takes."""
-        while not await self._answers():  # noqa: ASYNC110 another process, which tells nobody when it listens
-            await asyncio.sleep(0.01)
-
-    async def _answers(self) -> bool:
-        try:
-            reader, writer = await asyncio.open_unix_connection(str(self.socket_path))
-        except OSError:
-            return False
-        with contextlib.suppress(OSError):
-            writer.write(b"PING\r\n")
-            answer = await reader.readline()
-            writer.close()
-            return answer == b"+PONG\r\n"
-        return False
 
 
 def find_server_program() -> Path:

@@ -31,10 +31,6 @@ class Scopes:
         """Of an assistant's trunk; `tenant` None: shared by all. Edited instructions are another scope."""
         return self._derive("assistant", tenant, assistant_id, hashlib.sha256(instructions.encode()).hexdigest())
 
-    def derive_secret(self, purpose: str) -> bytes:
-        """A secret of its own for another use, such as tickets."""
-        return self._derive("secret", purpose)
-
     def _derive(self, *fields: str | None) -> bytes:
         mac = hmac.new(self._secret, digestmod=hashlib.sha256)
         for field in fields:

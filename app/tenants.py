@@ -25,7 +25,6 @@ class Tenants:
         self._keys = [(digest, Tenant(t.id)) for t in file_config.tenants for digest in t.key_hashes]
         self._admin_hashes = file_config.admin_key_hashes
         self._is_loopback = is_loopback
-        self.ids = frozenset(t.id for t in file_config.tenants) or frozenset({OPEN_TENANT})
 
     @property
     def is_open(self) -> bool:

@@ -26,7 +26,6 @@ def test_every_difference_is_another_scope() -> None:
         SCOPES.assistant_key(None, "support", "Be kind."),
         SCOPES.assistant_key("a", "support", "Be brief."),
         SCOPES.assistant_key("a", "other", "Be kind."),
-        SCOPES.derive_secret("a"),
         Scopes(b"t" * 32).private_key("a"),
     ]
     assert len(set(keys)) == len(keys)
