@@ -32,6 +32,10 @@ class StoreUnavailable(ApiError):
     status = 503
     default_code = "session_store_unavailable"
 
+    def __init__(self, message: str, **more: Any) -> None:
+        super().__init__(message, **more)
+        self.headers.setdefault("Retry-After", "2")
+
 
 async def or_unavailable(command: Awaitable[T]) -> T:
     """The result of a command to the session store. Raises StoreUnavailable."""

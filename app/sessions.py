@@ -5,7 +5,8 @@
 
 All keys of a conversation share the hash tag `{s:<root>}`. An id is never a credential: each lookup names the tenant,
 and what belongs to another one is not there. Commands run in tasks of their own, so that no connection to Redis is left
-between a command and its reply when a client's connection ends.
+between a command and its reply when a client's connection ends. A command whose reply was lost runs once more, so
+none may mean something else the second time.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 NODE_TTL_S = 30 * 24 * 3600
 LEASE_MS = 15_000
+TIMEOUT_S = 5.0
 
 _FIND = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return false end
@@ -46,13 +48,14 @@ return 1
 """
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1], KEYS[2]) > 0 and 1 or 0
+return redis.call('DEL', KEYS[1], KEYS[2])
 """
 _FAIL_ORPHAN = """
 if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
 local status = redis.call('HGET', KEYS[1], 'status')
-if status ~= 'in_progress' and status ~= 'queued' then return 0 end
-redis.call('HSET', KEYS[1], 'status', 'failed', 'error', ARGV[1])
+if status == 'in_progress' or status == 'queued' then
+    redis.call('HSET', KEYS[1], 'status', 'failed', 'error', ARGV[1])
+end
 return 1
 """
 
@@ -68,11 +71,21 @@ class SessionsUnavailable(Exception):
 
 
 class Sessions:
-    """All methods raise SessionsUnavailable when Redis does not answer, after a few quick retries."""
+    """Each command has `timeout_s` for everything: a free connection, connecting, the reply, a few quick retries. Then,
+    or earlier when retries are of no use, SessionsUnavailable is raised."""
 
-    def __init__(self, redis: Redis, *, owner: str, node_ttl_s: int = NODE_TTL_S, lease_ms: int = LEASE_MS) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        *,
+        owner: str,
+        node_ttl_s: int = NODE_TTL_S,
+        lease_ms: int = LEASE_MS,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._redis = redis
         self._owner = owner
+        self._timeout_s = timeout_s
         self._node_ttl_s = node_ttl_s
         self._lease_ms = lease_ms
         self._commands: set[asyncio.Task[Any]] = set()
@@ -82,17 +95,15 @@ class Sessions:
         self._fail_orphan = redis.register_script(_FAIL_ORPHAN)
 
     @classmethod
-    def connect(
-        cls, url: str, *, owner: str, max_connections: int = 16, timeout_s: float = 5.0, **options: Any
-    ) -> Self:
+    def connect(cls, url: str, *, owner: str, max_connections: int = 16, **options: Any) -> Self:
         """`url` is redis://, rediss:// or unix://; connections are made when they are needed. `owner` names this
         gateway's life: no other process, earlier or beside it, may use the same name."""
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=max_connections,
-            timeout=timeout_s,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
+            timeout=None,  # here and below: a command has one deadline for everything
+            socket_timeout=None,
+            socket_connect_timeout=None,
             retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
             retry_on_error=[RedisConnectionError, RedisTimeoutError],
         )
@@ -103,12 +114,6 @@ class Sessions:
         if self._commands:
             await asyncio.wait(self._commands)
         await self._redis.aclose()
-
-    async def ping(self) -> None:
-        async def run() -> None:
-            await self._redis.execute_command("PING")  # type: ignore[no-untyped-call]
-
-        await self._command(run())
 
     async def create(self, node: ResponseNode) -> None:
         """Stores a new node together with this gateway's lease on it: when it returns, both are there."""
@@ -135,8 +140,8 @@ class Sessions:
         if node is None or not node.response.is_running:
             return node
         keys = [_node_key(response_id), _lease_key(response_id)]
-        orphaned = await self._command(self._fail_orphan(keys, [msgspec.json.encode(ORPHANED)]))
-        return await self._find_node(tenant, response_id) if orphaned else node
+        without_lease = await self._command(self._fail_orphan(keys, [msgspec.json.encode(ORPHANED)]))
+        return await self._find_node(tenant, response_id) if without_lease else node
 
     async def _find_node(self, tenant: str, response_id: ResponseId) -> ResponseNode | None:
         values = await self._command(self._find([_node_key(response_id)], [tenant, self._node_ttl_s]))
@@ -168,9 +173,16 @@ class Sessions:
         return turns
 
     async def delete(self, tenant: str, response_id: ResponseId) -> bool:
-        """False when there is no such response of this tenant."""
-        keys = [_node_key(response_id), _lease_key(response_id)]
-        return bool(await self._command(self._delete(keys, [tenant])))
+        """False when there was no such response of this tenant. Of two deletes at once both may have deleted it."""
+
+        async def find_tenant() -> bytes | str | None:
+            return await self._redis.hget(_node_key(response_id), "tenant")
+
+        # asked first: what the delete itself says is about its last attempt only
+        if await self._command(find_tenant()) != tenant.encode():
+            return False
+        await self._command(self._delete([_node_key(response_id), _lease_key(response_id)], [tenant]))
+        return True
 
     async def renew_leases(self, ids: Sequence[ResponseId]) -> None:
         async def run() -> None:
@@ -186,14 +198,21 @@ class Sessions:
         return self._lease_ms / 1000
 
     async def _command(self, command: Coroutine[Any, Any, T]) -> T:
-        """Runs it in a task of its own, which goes on when the caller is cancelled."""
-        task = asyncio.create_task(command)
+        """Runs it in a task of its own, which goes on when the caller is cancelled, but not beyond its deadline."""
+        task = asyncio.create_task(self._in_time(command))
         self._commands.add(task)
         task.add_done_callback(self._command_ended)
         try:
             return await asyncio.shield(task)
         except RedisError as e:
             raise SessionsUnavailable(f"{type(e).__name__}: {e}") from e
+
+    async def _in_time(self, command: Coroutine[Any, Any, T]) -> T:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await command
+        except TimeoutError:
+            raise RedisTimeoutError(f"no reply within {self._timeout_s:g} s") from None
 
     def _command_ended(self, task: asyncio.Task[Any]) -> None:
         self._commands.discard(task)

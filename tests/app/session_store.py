@@ -61,6 +61,57 @@ class SessionServer:
         shutil.rmtree(self._folder)
 
 
+class SessionProxy:
+    """Stands before a server and lets replies through, or loses one with its connection, or keeps all of them."""
+
+    def __init__(self, server: SessionServer) -> None:
+        self.url = server.url + "-proxy"
+        self.loses_next_reply = False
+        self.lets_replies_through = asyncio.Event()
+        self.lets_replies_through.set()
+        self._path = server.url.removeprefix("unix://")
+        self._connections: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["SessionProxy"]:
+        listener = await asyncio.start_unix_server(self._connected, self.url.removeprefix("unix://"))
+        try:
+            yield self
+        finally:
+            listener.close()
+            for task in list(self._connections):
+                task.cancel()
+            await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(self._path)
+        ways = [
+            asyncio.create_task(self._requests(reader, server_writer)),
+            asyncio.create_task(self._replies(server_reader, writer)),
+        ]
+        self._connections.update(ways)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        self._connections.difference_update(ways)
+        for stream in (writer, server_writer):
+            stream.close()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            if self.loses_next_reply:
+                self.loses_next_reply = False
+                return
+            await self.lets_replies_through.wait()
+            writer.write(data)
+
+
 @contextlib.asynccontextmanager
 async def session_server() -> AsyncIterator[SessionServer]:
     server = SessionServer()
@@ -72,7 +123,9 @@ async def session_server() -> AsyncIterator[SessionServer]:
 
 
 @contextlib.asynccontextmanager
-async def connected(server: SessionServer, owner: str = "gateway-1", **options: int) -> AsyncIterator[Sessions]:
+async def connected(
+    server: SessionServer | SessionProxy, owner: str = "gateway-1", **options: float
+) -> AsyncIterator[Sessions]:
     sessions = Sessions.connect(server.url, owner=owner, **options)
     try:
         yield sessions

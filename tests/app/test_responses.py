@@ -554,7 +554,9 @@ async def test_without_a_session_store_new_state_is_503_and_unstored_answers_go_
     async with running_gateway(store, say("ok")) as gateway, gateway.http() as http:
         d = await create(http)
         await store.kill()
-        error_of(await http.post("/v1/responses", json=body()), 503, "session_store_unavailable")
+        answer = await http.post("/v1/responses", json=body())
+        error_of(answer, 503, "session_store_unavailable")
+        assert int(answer.headers["Retry-After"]) > 0
         error_of(await http.get(f"/v1/responses/{d['id']}"), 503, "session_store_unavailable")
         assert output_text(await create(http, store=False)) == "ok"
         await store.start()

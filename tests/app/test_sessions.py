@@ -9,7 +9,7 @@ from app.events import InputText, Item, OutputText, Prompt, ResponseError, Respo
 from app.ids import new_response_id
 from app.response_node import HistoryMessage, ResponseNode
 from app.sessions import ORPHANED, Sessions, SessionsUnavailable
-from tests.app.session_store import connected, session_server
+from tests.app.session_store import SessionProxy, connected, session_server
 
 
 @pytest.fixture
@@ -192,6 +192,76 @@ async def test_without_a_server_the_answer_is_unavailable_and_it_recovers(server
             await sessions.find("a", n.id)
         await server.start()
         assert (await sessions.find("a", n.id)).input == n.input
+
+
+@pytest.fixture
+async def proxy(server):
+    async with SessionProxy(server).running() as proxy:
+        yield proxy
+
+
+async def test_a_delete_whose_reply_was_lost_has_deleted(proxy):
+    async with connected(proxy) as sessions:
+        first, second = answered(node("one")), answered(node("two"))
+        for n in (first, second):
+            await sessions.create(n)
+        assert await sessions.delete("a", first.id)
+        sessions._delete = losing_a_reply(proxy, sessions._delete)
+        assert await sessions.delete("a", second.id)
+        assert not proxy.loses_next_reply
+        assert not await sessions.delete("a", second.id)
+        assert await sessions._redis.keys("*") == []
+
+
+async def test_an_orphan_is_found_failed_though_a_reply_was_lost(proxy):
+    async with connected(proxy) as sessions:
+        for n in (node("one"), node("two")):
+            await sessions.create(n)
+            await sessions._redis.delete(f"{{s:{n.id.root}}}:o:{n.id}")
+            assert (await sessions.find("a", n.id)).response.status == "failed"
+            sessions._fail_orphan = losing_a_reply(proxy, sessions._fail_orphan)
+        assert not proxy.loses_next_reply
+
+
+async def test_an_end_that_is_stored_while_one_asks_is_found(server, sessions):
+    """It had not ended when the node was read, and had when its lease was looked for."""
+    n = node()
+    await sessions.create(n)
+    fail_orphan = sessions._fail_orphan
+
+    async def after_the_end(keys, args):
+        await sessions.finish(answered(n))
+        return await fail_orphan(keys, args)
+
+    sessions._fail_orphan = after_the_end
+    assert await sessions.find("a", n.id) == answered(n)
+
+
+def losing_a_reply(proxy, script):
+    """The script's next command is carried out, and its reply lost."""
+
+    async def run(keys, args):
+        proxy.loses_next_reply = True
+        return await script(keys, args)
+
+    return run
+
+
+async def test_a_store_that_hangs_is_unavailable_and_replies_that_come_late_go_to_nobody(proxy):
+    """Each command gives up at its deadline, also those that wait for a connection, and leaves nothing behind."""
+    async with connected(proxy, max_connections=2, timeout_s=0.2) as impatient, connected(proxy) as sessions:
+        nodes = [answered(node(f"text {i}")) for i in range(6)]
+        for n in nodes:
+            await sessions.create(n)
+        proxy.lets_replies_through.clear()
+        finding = [asyncio.create_task(impatient.find("a", n.id)) for n in nodes]
+        for command in finding:
+            with pytest.raises(SessionsUnavailable, match=r"no reply within 0\.2 s"):
+                await command
+        assert impatient._commands == set()
+        proxy.lets_replies_through.set()
+        impatient._timeout_s = 30
+        assert await asyncio.gather(*(impatient.find("a", n.id) for n in nodes)) == nodes
 
 
 async def test_b38_cancelled_readers_never_mix_up_replies(server):
