@@ -152,7 +152,13 @@ class ResponsePlanner:
         self, tenant: Tenant, request: CreateResponse, by_model: Assistant | None, parent: Parent | None
     ) -> Assistant | None:
         """The one asked for, else the parent's: an assistant is inherited, unlike instructions."""
-        if request.prompt is None and by_model is not None:
+        if by_model is not None:
+            if request.prompt is not None and request.prompt.id != by_model.id:
+                raise BadRequest(
+                    f"'prompt' names the assistant {request.prompt.id!r} and 'model' names {by_model.id!r}.",
+                    code="invalid_value",
+                    param="prompt",
+                )
             return by_model
         inherited = parent.node.response.prompt if parent else None
         chosen = request.prompt or inherited

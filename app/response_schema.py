@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
 
 from app.errors import BadRequest
 from app.request_params import (
@@ -21,9 +21,14 @@ LOGPROBS = "message.output_text.logprobs"
 """The entry of `include` that asks for log-probabilities."""
 
 
-def _metadata(value: dict[str, str]) -> dict[str, str]:
-    if len(value) > 16:
+def _few_pairs(value: object) -> object:
+    """Looked at first, so that there is at most one complaint for each of a few pairs."""
+    if isinstance(value, dict) and len(value) > 16:
         raise ValueError(f"should have at most 16 pairs, has {len(value)}")
+    return value
+
+
+def _metadata(value: dict[str, str]) -> dict[str, str]:
     if any(len(key) > 64 for key in value):
         raise ValueError("should have keys of at most 64 characters")
     if any(len(text) > 512 for text in value.values()):
@@ -49,11 +54,11 @@ class CreateResponse(SamplingFields):
     previous_response_id: str | None = None
     prompt: PromptField | None = None
     max_output_tokens: MaxTokens | None = None
-    metadata: Annotated[dict[str, str], AfterValidator(_metadata)] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few_pairs), AfterValidator(_metadata)] | None = None
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str] | None, FailFast()] = Field(default=None, max_length=64)
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
@@ -92,20 +97,31 @@ class CreateResponse(SamplingFields):
             raise unsupported("generate")
         if self.truncation not in (None, "disabled"):
             raise unsupported("truncation")
-        if isinstance(self.reasoning, dict) and any(value is not None for value in self.reasoning.values()):
+        if self.return_token_ids:
+            raise unsupported("return_token_ids")
+        if any(value is not None for value in _object("reasoning", self.reasoning).values()):
             raise unsupported("reasoning")
         if self.prompt is not None:
             if self.prompt.version is not None:
                 raise unsupported("prompt.version")
             if self.prompt.variables:
                 raise unsupported("prompt.variables")
-        if self.text is not None:
-            if not isinstance(self.text, dict):
-                raise BadRequest("Invalid value for 'text': should be an object.", code="invalid_type", param="text")
-            check_text_format(self.text.get("format"), "text.format")
+        text = _object("text", self.text)
+        check_text_format(text.get("format"), "text.format")
+        if text.get("verbosity") not in (None, "medium"):
+            raise unsupported("text.verbosity")
         if self.background and not self.is_stored:
             raise BadRequest("'background' needs 'store'.", code="invalid_value", param="background")
         return self
+
+
+def _object(name: str, value: Any) -> dict[str, Any]:
+    """Empty where there is none. Raises BadRequest for what is no object."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadRequest(f"Invalid value for '{name}': should be an object.", code="invalid_type", param=name)
+    return value
 
 
 def parse_create(body: Mapping[str, Any]) -> CreateResponse:

@@ -165,6 +165,14 @@ async def test_output_items_can_be_sent_back(gateway, http):
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": []}, "reasoning"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": "low"}, "text"),
+        ({"prompt": {"id": "everyones"}, "model": "byte-model:support"}, "prompt"),
+        ({"include": [1]}, "include[0]"),
+        ({"include": ["x"] * 65}, "include"),
         ({"prompt": {"id": "support", "variables": {"a": "b"}}}, "prompt.variables"),
         ({"background": True, "store": False}, "background"),
         ({"temperature": -1}, "temperature"),
@@ -177,8 +185,10 @@ async def test_what_is_wrong_or_not_built_is_refused_by_name(gateway, http, chan
 
 
 async def test_unknown_names_and_harmless_fields_are_taken(http):
-    await create(http, reasoning={"effort": None}, tools=[], text={"format": {"type": "text"}}, truncation="disabled",
-                 include=["reasoning.encrypted_content"], no_such_field=1, tool_choice="auto")  # fmt: skip
+    await create(http, reasoning={"effort": None}, tools=[], truncation="disabled",
+                 text={"format": {"type": "text"}, "verbosity": "medium"},
+                 include=["reasoning.encrypted_content"], no_such_field=1, tool_choice="auto",
+                 return_token_ids=False, model="byte-model:support", prompt={"id": "support"})  # fmt: skip
 
 
 async def test_an_unknown_model_is_404(http):
