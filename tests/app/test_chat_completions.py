@@ -267,6 +267,7 @@ async def test_b20_beyond_the_context_the_limit_and_both_counts_are_named(tmp_pa
                 response = await gateway.chat(of_length(num_tokens), max_tokens=max_tokens, stream=stream)
                 error = response.json()["error"]
                 assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+                assert error["param"] == "messages"
                 numbers = [n for n in (CONTEXT, num_tokens, max_tokens) if n is not None]
                 assert {str(n) for n in numbers} <= set(error["message"].replace(",", "").split())
         assert gateway.engine.requests == [], "it is refused before any work"

@@ -8,7 +8,7 @@ import pytest
 
 from engine.protocol import AddRequest
 from tests.app.serving import COMPLETIONS, MODEL, http_request, serving
-from tests.byte_model import BYTE_VOCAB_SIZE, IM_END
+from tests.byte_model import BYTE_VOCAB_SIZE, IM_END, byte_model_info
 from tests.scripted_engine import Pause, ScriptedEngineClient, say
 
 
@@ -18,6 +18,12 @@ def body(prompt: Any, **fields: Any) -> dict[str, Any]:
 
 def echo_prompt(request: AddRequest) -> bytes:
     return bytes(request.prompt_ids).upper()
+
+
+async def test_a_prompt_that_is_too_long_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path, ScriptedEngineClient(byte_model_info(max_model_len=64))) as gateway:
+        error = (await gateway.post(COMPLETIONS, body("x" * 64))).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
 
 
 @pytest.mark.parametrize(

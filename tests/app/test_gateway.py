@@ -1,6 +1,7 @@
 """The gateway as a process, and what it does not load."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.routing import Route, WebSocketRoute
 
 from app.config import ConfigError, FileConfig, GatewayConfig
-from app.gateway import build_services, listening_socket
+from app.gateway import build_services, listening_socket, stateful_routes
 from engine.errors import ModelNotSupported
 from tests.app.serving import make_services
 from tests.scripted_engine import ScriptedEngineClient, make_byte_model
@@ -54,6 +56,18 @@ def start(config: GatewayConfig, *, listener: socket.socket | None = None) -> su
         pass_fds=[listener.fileno()] if listener else [],
         stderr=subprocess.PIPE,
     )
+
+
+async def test_each_stateful_route_is_there_once(tmp_path: Path) -> None:
+    services = make_services(tmp_path, ScriptedEngineClient())
+    config = services.config.model_copy(update={"redis_url": f"unix://{tmp_path}/nobody.sock"})
+    async with stateful_routes(dataclasses.replace(services, config=config)) as routes:
+        answered = [
+            (r.path, str(getattr(r, "methods", None))) for r in routes if isinstance(r, (Route, WebSocketRoute))
+        ]
+    services.prompts.close()
+    assert len(answered) == len(routes) == len(set(answered))
+    assert [r.path for r in routes if isinstance(r, WebSocketRoute)] == ["/v1/responses"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
