@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from app.errors import BadRequest
 from app.request_params import (
@@ -58,7 +58,7 @@ class CreateResponse(SamplingFields):
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = None
-    include: Annotated[list[str] | None, FailFast()] = Field(default=None, max_length=64)
+    include: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
