@@ -4,7 +4,7 @@ Lanes: requests with the same `stream_id` (none is a lane too) are answered one 
 side by side. A lane's next request starts when everything of its last one has been sent, so that a slow reader holds
 up its own work only. A message that is wrong gives one error event and changes nothing.
 
-Whoever drives it carries out the commands and reports back with `started`, `refused` and `sent`.
+Whoever drives it carries out the commands and reports back with `refused` and `sent`.
 """
 
 from collections import deque
@@ -55,7 +55,7 @@ class SendError:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """After everything that was to be sent before."""
+    """Close the socket with this, after the error events that came before."""
 
     code: int
     reason: str
@@ -68,8 +68,8 @@ Command = Start | Cancel | Resume | SendError | Close
 class _Lane:
     """A lane that is busy; an idle one is not kept."""
 
-    waiting: deque[tuple[dict[str, Any], int]] = field(default_factory=deque)
-    """Bodies of requests, each with the size of its message in bytes."""
+    waiting: deque[bytes] = field(default_factory=deque)
+    """Messages in UTF-8, as they came: parsed they would take many times their size."""
 
 
 class Conversation:
@@ -98,7 +98,7 @@ class Conversation:
         try:
             message = parse_json(text)
             stream_id = _stream_id(message)
-            return self._receive(message, stream_id, len(text))
+            return self._receive(message, stream_id, text)
         except ApiError as e:
             return (SendError(error_event(e, stream_id)),)
 
@@ -118,11 +118,11 @@ class Conversation:
         """The last event of the lane's response has been sent (or can never be)."""
         return self._go_on(lane)
 
-    def _receive(self, message: dict[str, Any], stream_id: str | None, num_bytes: int) -> Sequence[Command]:
+    def _receive(self, message: dict[str, Any], stream_id: str | None, text: str) -> Sequence[Command]:
         kind = message.get("type")
         match kind:
             case "response.create":
-                return self._create(message, stream_id, num_bytes)
+                return self._create(message, stream_id, text)
             case "response.cancel":
                 return (Cancel(_response_id(message), stream_id),)
             case "response.resume":
@@ -133,21 +133,21 @@ class Conversation:
                 raise BadRequest("The message has no 'type'.", code="missing_required_parameter", param="type")
         raise BadRequest(f"Unknown message type {_shown(kind)}.", code="unknown_message_type", param="type")
 
-    def _create(self, message: dict[str, Any], lane: str | None, num_bytes: int) -> Sequence[Command]:
-        body = {name: value for name, value in message.items() if name not in ("type", "stream_id", "stream")}
-        if body.get("background"):
+    def _create(self, message: dict[str, Any], lane: str | None, text: str) -> Sequence[Command]:
+        if message.get("background"):
             raise unsupported("background")
         busy = self._lanes.get(lane)
         if busy is None:
             if len(self._lanes) >= MAX_LANES:
                 raise _too_many(f"{MAX_LANES} lanes are busy on this connection, which is the most there can be.")
             self._lanes[lane] = _Lane()
-            return (Start(lane, body),)
-        if self._num_waiting >= MAX_WAITING or self._num_waiting_bytes + num_bytes > MAX_WAITING_BYTES:
+            return (Start(lane, _body(message)),)
+        raw = text.encode()
+        if self._num_waiting >= MAX_WAITING or self._num_waiting_bytes + len(raw) > MAX_WAITING_BYTES:
             raise _too_many(f"{self._num_waiting} requests wait on this connection, more cannot be kept.")
-        busy.waiting.append((body, num_bytes))
+        busy.waiting.append(raw)
         self._num_waiting += 1
-        self._num_waiting_bytes += num_bytes
+        self._num_waiting_bytes += len(raw)
         return ()
 
     def _go_on(self, lane: str | None) -> Sequence[Command]:
@@ -155,10 +155,14 @@ class Conversation:
         if not busy.waiting:
             del self._lanes[lane]
             return ()
-        body, num_bytes = busy.waiting.popleft()
+        raw = busy.waiting.popleft()
         self._num_waiting -= 1
-        self._num_waiting_bytes -= num_bytes
-        return (Start(lane, body),)
+        self._num_waiting_bytes -= len(raw)
+        return (Start(lane, _body(parse_json(raw))),)
+
+
+def _body(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in ("type", "stream_id", "stream")}
 
 
 def error_event(error: ApiError, stream_id: str | None = None) -> bytes:

@@ -14,7 +14,7 @@ from tests.app.stateful_gateway import validate_event
 
 def create(lane=None, text="Hi", **fields):
     message = {"type": "response.create", "model": "m", "input": text, **fields}
-    return json.dumps(message | ({} if lane is None else {"stream_id": lane}))
+    return json.dumps(message | ({} if lane is None else {"stream_id": lane}), ensure_ascii=False)
 
 
 def started(commands):
@@ -54,6 +54,14 @@ def test_a_lane_is_answered_in_order_and_lanes_side_by_side():
     assert c.sent("a") == ()
     assert c.sent(None) == ()
     assert (c.num_lanes, c.num_waiting) == (0, 0)
+
+
+def test_a_request_that_waited_starts_as_it_was_sent():
+    c = Conversation()
+    c.receive_text(create("a"))
+    c.receive_text(create("a", [{"role": "user", "content": "🙂\u2028"}], metadata={"k": "ä"}, stream=True))
+    body = {"model": "m", "input": [{"role": "user", "content": "🙂\u2028"}], "metadata": {"k": "ä"}}
+    assert c.sent("a") == (Start("a", body),)
 
 
 def test_a_refused_request_gives_an_error_on_its_lane_and_the_next_one_starts():
@@ -155,14 +163,15 @@ def test_what_waits_is_bounded(monkeypatch):
     assert c.receive_text(create("a")) == ()
 
 
-def test_what_waits_is_bounded_in_bytes():
+@pytest.mark.parametrize("character", ["x", "ä", "字", "🙂"])
+def test_what_waits_is_bounded_in_bytes(character):
     c = Conversation()
     c.receive_text(create())
-    big = create(text="x" * 200_000)
+    big = create(text=character * 60_000)
     taken = 0
     while c.receive_text(big) == ():
         taken += 1
-    assert taken == conversation.MAX_WAITING_BYTES // len(big)
+    assert taken == conversation.MAX_WAITING_BYTES // len(big.encode())
     for _ in range(taken):
         c.sent(None)
     assert c.receive_text(big) == ()
