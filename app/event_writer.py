@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from app.event_log import EventLog, Wake
-from app.events import TERMINAL, Event, LoggedEvent, number_and_encode, try_merge
+from app.events import TERMINAL, Event, LoggedEvent, can_merge, merge, number_and_encode
 
 
 class EventSink(Protocol):
@@ -22,24 +22,27 @@ class EventSink(Protocol):
 class _Pending:
     """Events of one answer that have no number yet."""
 
-    __slots__ = ("_events", "next_number")
+    __slots__ = ("_groups", "next_number")
 
     def __init__(self) -> None:
-        self._events: list[Event] = []
+        self._groups: list[list[Event]] = []
+        """Each becomes one event, when it is taken: merging them one by one would copy the text again and again."""
         self.next_number = 0
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._groups)
 
     def add(self, event: Event) -> None:
-        if not (self._events and try_merge(self._events[-1], event)):
-            self._events.append(event)
+        if self._groups and can_merge(self._groups[-1][-1], event):
+            self._groups[-1].append(event)
+        else:
+            self._groups.append([event])
 
     def take(self, limit: int | None = None) -> list[LoggedEvent]:
         """Numbers them and forgets them."""
-        events = self._events[:limit]
-        del self._events[: len(events)]
-        logged = [number_and_encode(event, self.next_number + i) for i, event in enumerate(events)]
+        groups = self._groups[:limit]
+        del self._groups[: len(groups)]
+        logged = [number_and_encode(merge(group), self.next_number + i) for i, group in enumerate(groups)]
         self.next_number += len(logged)
         return logged
 
@@ -71,16 +74,10 @@ class EventWriter:
         if self._pump is not None:
             await asyncio.shield(self._pump)
 
-    def forget(self, response_id: str) -> None:
-        """Gives up an answer whose log was dropped before its end."""
-        self._answers.pop(response_id, None)
-        self._dirty.pop(response_id, None)
-
     async def _append_all(self) -> None:
         while self._dirty:
-            ready = [response_id for response_id in self._dirty if response_id in self._answers]
+            batch = [(response_id, self._answers[response_id].take()) for response_id in self._dirty]
             self._dirty.clear()
-            batch = [(response_id, self._answers[response_id].take()) for response_id in ready]
             for response_id, events in batch:
                 if events and events[-1].is_terminal:
                     del self._answers[response_id]
@@ -161,6 +158,19 @@ class Mailbox:
             self._wake = None
 
         return stop
+
+
+class Unread:
+    """Sink and source of an answer whose events nobody wants: none is kept."""
+
+    def put(self, event: Event) -> None:
+        pass
+
+    async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        return [], True
+
+    def watch(self, wake: Wake) -> Callable[[], None]:
+        return lambda: None
 
 
 class Waiter:

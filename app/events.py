@@ -5,6 +5,7 @@ that the SDK's models require are always written, also where this service has no
 `reasoning_tokens`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -239,16 +240,21 @@ def number_and_encode(event: Event, number: int) -> LoggedEvent:
     return LoggedEvent(number, event_type, to_json(event), isinstance(event, TERMINAL))
 
 
-def try_merge(earlier: Event, later: Event) -> bool:
-    """Takes `later` into `earlier` where both are text of one part without a number; False where they are not."""
-    if not (isinstance(earlier, TextDelta) and isinstance(later, TextDelta)):
-        return False
-    if earlier.item_id != later.item_id or earlier.sequence_number != -1:
-        return False
-    earlier.delta += later.delta
-    if later.logprobs:
-        earlier.logprobs = earlier.logprobs + later.logprobs
-    return True
+def can_merge(earlier: Event, later: Event) -> bool:
+    """Whether both are text of one part, so that one event can say both."""
+    return isinstance(earlier, TextDelta) and isinstance(later, TextDelta) and earlier.item_id == later.item_id
+
+
+def merge(events: Sequence[Event]) -> Event:
+    """One event that says all of these: at least one, and each can merge with the one before it."""
+    if len(events) == 1:
+        return events[0]
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    return msgspec.structs.replace(
+        deltas[0],
+        delta="".join(delta.delta for delta in deltas),
+        logprobs=[entry for delta in deltas for entry in delta.logprobs],
+    )
 
 
 def with_stream_id(data: bytes, stream_id: str) -> bytes:

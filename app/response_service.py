@@ -13,7 +13,7 @@ from typing import Any
 
 from app.errors import NotFound
 from app.event_log import CursorLost, EventLog, EventsNotHeld
-from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox
+from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread
 from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
 from app.ids import ResponseId, try_parse_response_id
 from app.logprobs import finite
@@ -99,8 +99,10 @@ class ResponseService:
         *,
         stream_id: str | None = None,
         unstored: Mapping[str, Parent] | None = None,
+        wants_events: bool = True,
     ) -> Started:
-        """Starts a response. `unstored` are parents that only this caller may hang children on.
+        """Starts a response. `unstored` are parents that only this caller may hang children on. Without
+        `wants_events` the events of a response that is not stored are not kept.
 
         When it returns the response runs, and if it is stored, it stands in the session store. Raises ApiError, and
         then nothing has been stored or started. If the caller is cancelled, a stored response may run nevertheless.
@@ -109,7 +111,7 @@ class ResponseService:
             raise StoreUnavailable("The server is shutting down.", code="shutting_down")
         plan = await self._planner.plan(tenant, body, stream_id=stream_id, unstored=unstored or {})
         if not plan.node.response.store:
-            return self._start_unstored(plan)
+            return self._start_unstored(plan, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
         starting = asyncio.create_task(self._start_stored(plan))
         self._starting.add(starting)
@@ -121,11 +123,10 @@ class ResponseService:
         if not task.cancelled():
             task.exception()  # the caller has it, unless it was cancelled
 
-    def _start_unstored(self, plan: Plan) -> Started:
-        mailbox = Mailbox()
-        run = self._make_run(plan, mailbox)
+    def _start_unstored(self, plan: Plan, events: Mailbox | Unread) -> Started:
+        run = self._make_run(plan, events)
         self._launch(run)
-        return Started(run, mailbox, plan.history)
+        return Started(run, events, plan.history)
 
     async def _start_stored(self, plan: Plan) -> Started:
         response_id = str(plan.node.id)

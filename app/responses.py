@@ -47,10 +47,11 @@ class Responses:
     async def create(self, request: Request) -> Response:
         tenant = self._tenant(request)
         body = await read_json(request, self._services.file_config.limits.max_body_bytes)
-        started = await self._service.create(tenant, body)
+        is_stream = bool(body.get("stream"))
+        started = await self._service.create(tenant, body, wants_events=is_stream)
         if not started.run.is_stored:
-            return await self._create_unstored(started, bool(body.get("stream")), request.receive)
-        if body.get("stream"):
+            return await self._create_unstored(started, is_stream, request.receive)
+        if is_stream:
             return self._stream(started.source)
         if body.get("background"):
             return _json(started.run.response)

@@ -26,9 +26,10 @@ from app.events import (
     TextDone,
     TopLogprob,
     Usage,
+    can_merge,
+    merge,
     number_and_encode,
     to_json,
-    try_merge,
     with_stream_id,
 )
 
@@ -89,14 +90,24 @@ def test_an_event_is_numbered_once():
         number_and_encode(event, 5)
 
 
-def test_only_deltas_of_one_part_that_have_no_number_merge():
+def test_only_deltas_of_one_part_merge():
     first = TextDelta(item_id="m", delta="He", logprobs=[LOGPROB])
-    assert try_merge(first, TextDelta(item_id="m", delta="llo", logprobs=[LOGPROB]))
-    assert (first.delta, first.logprobs) == ("Hello", [LOGPROB, LOGPROB])
-    assert not try_merge(first, TextDelta(item_id="other", delta="x"))
-    assert not try_merge(first, TextDone(item_id="m", text="Hello"))
-    number_and_encode(first, 0)
-    assert not try_merge(first, TextDelta(item_id="m", delta="x"))
+    assert can_merge(first, TextDelta(item_id="m", delta="llo"))
+    assert not can_merge(first, TextDelta(item_id="other", delta="x"))
+    assert not can_merge(first, TextDone(item_id="m", text="Hello"))
+    assert not can_merge(TextDone(item_id="m", text="Hello"), first)
+
+
+def test_merged_deltas_say_all_in_order_and_stay_as_they_were():
+    other = Logprob(token="l", logprob=-1.5, bytes=[108], top_logprobs=[])
+    deltas = [
+        TextDelta(item_id="m", delta="He", logprobs=[LOGPROB]),
+        TextDelta(item_id="m", delta="l"),
+        TextDelta(item_id="m", delta="lo", logprobs=[other]),
+    ]
+    assert merge(deltas) == TextDelta(item_id="m", delta="Hello", logprobs=[LOGPROB, other])
+    assert [delta.delta for delta in deltas] == ["He", "l", "lo"]
+    assert merge(deltas[:1]) is deltas[0]
 
 
 def test_items_come_back_from_json():

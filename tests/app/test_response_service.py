@@ -98,6 +98,24 @@ async def test_a_caller_that_goes_while_it_creates_leaves_a_whole_response_or_no
         assert (gateway.engine.num_running, gateway.service.num_running) == (0, 0)
 
 
+async def test_events_that_nobody_wants_are_not_kept(store):
+    async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:
+        started = await gateway.service.create(A, body(store=False), wants_events=False)
+        await gateway.engine.wait_paused()
+        assert await started.source.read(100) == ([], True)
+        gateway.engine.release()
+        assert (await started.run.wait()).output[0].text == "ab"
+        assert await started.source.read(100) == ([], True)
+        # a stored one can be read later
+        stored = await gateway.service.create(A, body(), wants_events=False)
+        await gateway.engine.wait_paused()
+        gateway.engine.release()
+        await stored.run.wait()
+        followed = await gateway.service.follow(A, stored.run.response.id, -1)
+        events, ended = await followed.source.read(100)
+        assert (events[0].type, events[-1].type, ended) == ("response.created", "response.completed", True)
+
+
 async def test_closing_lets_answers_end_in_the_time_they_have(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:
         started = await gateway.service.create(A, body())
