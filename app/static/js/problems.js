@@ -18,8 +18,6 @@ export const UNSENT = {
 
 export const TOO_LONG = { code: "too_long", message: "This message is too long to send. Please shorten it." };
 
-export const REPLY_UNREADABLE = { code: "unreadable", message: "The server sent something that this page cannot read." };
-
 /** The sentence to show, and the server's own words where they say more. */
 export function describe(problem) {
   const known = SENTENCES[problem.code];
