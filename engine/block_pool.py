@@ -11,9 +11,11 @@ NULL_BLOCK = 0
 class Block:
     block_id: int
     ref_count: int = 0
-    """Sequences whose table holds it."""
+    """Sequences whose table holds it, and pins."""
     is_cached: bool = False
     """The prefix cache has an entry for it. Set by the prefix cache alone."""
+    num_pins: int = 0
+    """Trunks that keep it: each of them is a reference too."""
     # links of the free list, set by it alone
     previous: "Block | None" = field(default=None, repr=False)
     next: "Block | None" = field(default=None, repr=False)

@@ -1,9 +1,9 @@
 """Requests that wait for another one to compute the blocks they share.
 
 Chats that arrive together with one cold prompt would otherwise all compute it. The first to be admitted, the leader,
-claims the blocks it is going to fill; the others are parked until the last block they have in common is published, and
-take it from the prefix cache. A leader that ends early gives its claims up: its followers wait in the queue again, and
-the first of them goes on from what is written.
+claims the blocks it is going to fill, and the tails it is going to publish; the others are parked until the last of
+those that they have in common is published, and take it from the prefix cache. A leader that ends early gives its
+claims up: its followers wait in the queue again, and the first of them goes on from what is written.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from engine.sequence import Sequence
 class Followers:
     def __init__(self) -> None:
         self._leaders: dict[bytes, Sequence] = {}
-        """Who is computing the block with this hash."""
+        """Who is computing the block, or the tail, with this hash."""
         self._parked: dict[bytes, list[Sequence]] = {}
         self._block_of: dict[Sequence, bytes] = {}
         """What a parked sequence waits for."""
@@ -34,14 +34,16 @@ class Followers:
         for block_hash in block_hashes:
             self._leaders.setdefault(block_hash, leader)
 
-    def find_block_to_wait_for(self, missing_hashes: Sequences[bytes]) -> bytes | None:
-        """The last of the missing blocks that are being computed, from the first on; None if the first is not."""
-        last = None
-        for block_hash in missing_hashes:
+    def is_claimed(self, block_hash: bytes) -> bool:
+        """Somebody is computing it."""
+        return block_hash in self._leaders
+
+    def count_claimed(self, missing_hashes: Sequences[bytes]) -> int:
+        """How many of the missing blocks, from the first on without a gap, are being computed."""
+        for count, block_hash in enumerate(missing_hashes):
             if block_hash not in self._leaders:
-                break
-            last = block_hash
-        return last
+                return count
+        return len(missing_hashes)
 
     def park(self, sequence: Sequence, block_hash: bytes) -> None:
         assert sequence not in self._block_of, f"{sequence.request_id!r} is parked already"

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from engine.block_hash import hash_block, scope_of_block
 from engine.block_pool import Block, BlockPool
-from engine.prefix_cache import Entry, Prefix, PrefixCache
+from engine.prefix_cache import Entry, Prefix, PrefixCache, Tail
 from engine.protocol import BlockStats
 from engine.scheduled_batch import BlockCopy
 from engine.sequence import Sequence
@@ -44,16 +44,82 @@ class KVCacheManager:
         return sequence.block_hashes[:num_blocks]
 
     def unpublished_hashes(self, sequence: Sequence) -> list[bytes]:
-        """Hashes of the full blocks of its tokens that the sequence is going to publish."""
+        """Hashes of the full blocks and tails of its tokens that the sequence is going to publish."""
         if not self._enable_prefix_caching:
             return []
         num_blocks = sequence.num_tokens // self.block_size
         self._hash_blocks(sequence, num_blocks)
-        return sequence.block_hashes[sequence.num_published_blocks : num_blocks]
+        sequence.unpublished_tails = [
+            (end, self._hash_tail(sequence, end))
+            for end in self._tail_ends(sequence)
+            if end > sequence.num_computed_tokens and end % self.block_size
+        ]
+        tails = [tail_hash for _, tail_hash in sequence.unpublished_tails]
+        return sequence.block_hashes[sequence.num_published_blocks : num_blocks] + tails
+
+    def shareable_tails(self, sequence: Sequence, index: int) -> list[tuple[int, bytes]]:
+        """What others may publish of block `index` of its tokens that ends where this sequence would end a tail too.
+
+        Ends and hashes, the longest first; the blocks before it must be full. The last may be a full block, of which
+        all but the last token would be of use.
+        """
+        if not self._enable_prefix_caching or sequence.wants_prompt_logprobs:
+            return []
+        start = index * self.block_size
+        ends = [end for end in self._tail_ends(sequence) if start < end <= start + self.block_size]
+        return [(end, self._hash_tail(sequence, end)) for end in reversed(ends)]
 
     def find_longest_prefix(self, sequence: Sequence) -> Prefix:
-        """What is known of the beginning of its tokens, at most up to the last one but one. Changes nothing."""
-        return self.cache.find_longest_prefix(self.shareable_hashes(sequence))
+        """What is known of the beginning of its tokens, at most up to the last one but one. Changes nothing.
+
+        Full blocks first; then, of the block in which they end, the longest part that a tail vouches for.
+        """
+        prefix = self.cache.find_full_blocks(self.shareable_hashes(sequence))
+        if not self._enable_prefix_caching or sequence.wants_prompt_logprobs:
+            return prefix
+        tail, num_tokens = self._find_tail(sequence, len(prefix.blocks))
+        if tail is None:
+            return prefix
+        return Prefix((*prefix.blocks, tail.block), prefix.num_tokens + num_tokens, tail)
+
+    def _find_tail(self, sequence: Sequence, index: int) -> tuple[Entry | Tail | None, int]:
+        """What vouches for most of the leading tokens of block `index`, and for how many of use."""
+        block_size = self.block_size
+        start = index * block_size
+        num_left = sequence.num_tokens - start
+        if num_left < 2:
+            return None, 0
+        parent = sequence.block_hashes[index - 1] if index else self._root
+        if num_left == block_size:
+            self._hash_blocks(sequence, index + 1)
+            entry = self.cache.find_entry(sequence.block_hashes[index])
+            if entry is not None:
+                return entry, block_size - 1
+        token_ids = sequence.token_ids[start : start + block_size]
+        best, before = None, 0
+        for scope in sequence.scopes:
+            end = min(scope.end_token - start, block_size - 1)
+            if end > before:
+                # only what lies in this scope for its reader too; what ends later counts for the next scope
+                best = self.cache.find_tail(parent, scope.key, token_ids, before + 1, end) or best
+                before = end
+        return best, min(len(best.token_ids), num_left - 1) if best is not None else 0
+
+    def try_start(self, sequence: Sequence, prefix: Prefix) -> list[BlockCopy] | None:
+        """Gives a sequence without blocks those for all its tokens, and what has to be copied for that.
+
+        A tail that is in nobody's use needs a free block more than computing its tokens again: without one it is left.
+        None, and nothing changed, if the pool has too few free blocks.
+        """
+        if self.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
+            if prefix.tail is None:
+                return None
+            prefix = prefix.without_tail(self.block_size)
+            if self.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
+                return None
+        if isinstance(prefix.tail, Tail):
+            self.cache.touch(prefix.tail)
+        return self.ensure_writable(sequence)
 
     def try_allocate_slots(self, sequence: Sequence, num_tokens: int, prefix: Prefix = NO_PREFIX) -> list[int] | None:
         """Lets the table reach over `num_tokens` tokens; returns the ids of the new blocks, often none.
@@ -87,7 +153,8 @@ class KVCacheManager:
     def ensure_writable(self, sequence: Sequence) -> list[BlockCopy]:
         """Makes every slot from `num_computed_tokens` on the sequence's own: the only site of copy-on-write.
 
-        To be called once a prefix was given out; later on nobody shares a block that is still being filled. The
+        To be called once a prefix was given out; later on nobody shares a block that is still being filled: tails of
+        it are findable, but whoever uses one copies it in the same step, and the slots of a tail never change. The
         sources stay referenced until `release_copies`, so that no write of the same step can overtake the copy.
         """
         copies = []
@@ -120,16 +187,48 @@ class KVCacheManager:
         # blocks take over from the start: an entry whose parent is not findable could never be reached.
         start = first if first == 0 or hashes[first - 1] in self.cache else 0
         for index in range(start, num_full):
-            block = self.pool.blocks[sequence.block_table[index]]
-            if not block.is_cached:
+            if hashes[index] not in self.cache:
+                block = self.pool.blocks[sequence.block_table[index]]
                 parent = hashes[index - 1] if index else self._root
                 self.cache.publish(Entry(hashes[index], parent, self.block_size, block))
         return hashes[first:num_full]
+
+    def commit_tails(self, sequence: Sequence) -> list[bytes]:
+        """Publishes the tails whose ends `num_computed_tokens` has reached; returns their hashes.
+
+        As with full blocks: only to be called when their KV is written, and after those.
+        """
+        hashes = []
+        while sequence.unpublished_tails and sequence.unpublished_tails[0][0] <= sequence.num_computed_tokens:
+            end, tail_hash = sequence.unpublished_tails.pop(0)
+            self._publish_tail(sequence, end)
+            hashes.append(tail_hash)
+        return hashes
+
+    def commit_end(self, sequence: Sequence) -> None:
+        """Publishes what is computed of the block in which a sequence ends."""
+        if self._enable_prefix_caching and sequence.num_computed_tokens % self.block_size:
+            self._publish_tail(sequence, sequence.num_computed_tokens)
+
+    def _publish_tail(self, sequence: Sequence, end: int) -> None:
+        index, num_tokens = divmod(end, self.block_size)
+        self._hash_blocks(sequence, index)
+        parent = sequence.block_hashes[index - 1] if index else self._root
+        if index and parent not in self.cache:
+            return  # the block before it was evicted, as another one's: nobody could come to this one
+        tail = Tail(
+            parent,
+            scope_of_block(sequence.scopes, end),
+            tuple(sequence.token_ids[end - num_tokens : end]),
+            self.pool.blocks[sequence.block_table[index]],
+        )
+        self._reuse_first(self.cache.publish_tail(tail))
 
     def free(self, sequence: Sequence) -> None:
         """Gives all blocks back, tail first. A second call finds an empty table and does nothing."""
         self.pool.release(self.pool.blocks[block_id] for block_id in reversed(sequence.block_table))
         sequence.block_table.clear()
+        sequence.unpublished_tails.clear()
         sequence.num_computed_tokens = sequence.num_published_blocks = 0
 
     def stats(self) -> BlockStats:
@@ -160,10 +259,27 @@ class KVCacheManager:
         assert blocks is not None, f"{num_blocks} blocks wanted, {self.pool.num_free} free: it should have been checked"
         for block in blocks:
             if block.is_cached:
-                for unreachable in self.cache.evict(block):
-                    if unreachable.ref_count == 0:
-                        self.pool.reuse_first(unreachable)
+                self._reuse_first(self.cache.evict(block))
         return blocks
+
+    def _reuse_first(self, unreachable: Iterable[Block]) -> None:
+        for block in unreachable:
+            if block.ref_count == 0:
+                self.pool.reuse_first(block)
+
+    def _tail_ends(self, sequence: Sequence) -> list[int]:
+        """Ends of scopes inside the prompt, and the prompt's; ascending."""
+        num_tokens = sequence.num_prompt_tokens
+        ends = {scope.end_token for scope in sequence.scopes if 0 < scope.end_token < num_tokens}
+        return [*sorted(ends), num_tokens]
+
+    def _hash_tail(self, sequence: Sequence, end: int) -> bytes:
+        """Of the tokens up to `end` in the block that holds the last of them; the blocks before it must be full."""
+        index = (end - 1) // self.block_size
+        self._hash_blocks(sequence, index)
+        parent = sequence.block_hashes[index - 1] if index else self._root
+        scope = scope_of_block(sequence.scopes, end)
+        return hash_block(parent, scope, sequence.token_ids[index * self.block_size : end])
 
     def _hash_blocks(self, sequence: Sequence, num_blocks: int) -> None:
         """Extends the hashes to the first `num_blocks` blocks, which must be full; none is ever computed twice."""

@@ -1,20 +1,40 @@
 """Which blocks can be found again, and by what. Holds no references: the block pool does."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.block_pool import Block
 
+MAX_TAILS = 8
+"""Tails kept under one parent for one scope; then the one that was used longest ago makes room. So a lookup stays
+short however many chats go on from the same block."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """A block whose KV is written, and what it vouches for."""
+    """A full block whose KV is written."""
 
     hash: bytes
     """Of parent, scope and the token ids: two entries with one hash hold the same KV for the same readers."""
     parent: bytes
     """Hash of the block before it, or the root."""
     num_tokens: int
+    block: Block
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Tail:
+    """The leading `token_ids`, fewer than a block has, of a block whose KV is written as far as that.
+
+    What stands behind them in the block is nobody's business: a sequence may still be filling it. So a tail is used by
+    copying its block, never by reference.
+    """
+
+    parent: bytes
+    scope: bytes
+    """Who may find it: the scope in which its last token lies, and so all of them."""
+    token_ids: tuple[int, ...]
     block: Block
 
 
@@ -25,81 +45,167 @@ class Prefix:
     blocks: tuple[Block, ...] = ()
     num_tokens: int = 0
     """KV there is: `blocks`, in this order, hold tokens `[0, num_tokens)`."""
+    tail: Entry | Tail | None = None
+    """What vouches for the last of the blocks if it is to be copied, as not all of its slots are meant."""
+
+    def without_tail(self, block_size: int) -> "Prefix":
+        """Only what can be used by reference."""
+        return Prefix(self.blocks[:-1], (len(self.blocks) - 1) * block_size) if self.tail is not None else self
 
 
 class PrefixCache:
-    """Entries by hash and by parent. A block has one entry at most, and a hash one block.
+    """Full blocks by hash, tails by parent, scope and their very tokens. A block may have one entry and several tails,
+    all of them under the same parent; a hash, or a tail's tokens, has one block.
 
     Of two blocks with the same content the first published stays findable; the other serves its own sequence only.
     """
 
     def __init__(self) -> None:
         self._entries: dict[bytes, Entry] = {}
-        self._entry_of_block: dict[int, Entry] = {}
+        self._of_block: dict[int, list[Entry | Tail]] = {}
         self._children: dict[bytes, dict[bytes, Entry]] = {}
+        self._tails: dict[bytes, dict[bytes, dict[tuple[int, ...], Tail]]] = {}
+        """By parent, scope and tokens; in the order of their last use."""
 
     def __len__(self) -> int:
-        return len(self._entry_of_block)
+        """Blocks that can be found."""
+        return len(self._of_block)
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._entries
 
-    def find_longest_prefix(self, block_hashes: Sequence[bytes]) -> Prefix:
-        """Walks a chain of full blocks, given by their hashes from the first on. Changes nothing."""
-        blocks: list[Block] = []
-        num_tokens = 0
-        for block_hash in block_hashes:
-            entry = self._entries.get(block_hash)
-            if entry is None:
-                break
-            blocks.append(entry.block)
-            num_tokens += entry.num_tokens
-        return Prefix(tuple(blocks), num_tokens)
+    def find_full_blocks(self, block_hashes: Sequence[bytes]) -> Prefix:
+        """The known beginning of a chain of full blocks, given by their hashes from the first on. Changes nothing.
+
+        No entry outlives its parent, so the known ones of a chain are its first ones and their number can be bisected.
+        """
+        entries = self._entries
+        num_known = bisect_left(block_hashes, True, key=lambda block_hash: block_hash not in entries)
+        found = [entries[block_hash] for block_hash in block_hashes[:num_known]]
+        num_tokens = num_known * found[0].num_tokens if found else 0
+        return Prefix(tuple([entry.block for entry in found]), num_tokens)
+
+    def find_entry(self, block_hash: bytes) -> Entry | None:
+        return self._entries.get(block_hash)
+
+    def find_tail(
+        self, parent: bytes, scope: bytes, token_ids: Sequence[int], min_tokens: int, max_tokens: int
+    ) -> Tail | None:
+        """The longest tail of `[min_tokens, max_tokens]` tokens with which `token_ids` begin. Changes nothing."""
+        best = None
+        for tail in self._tails.get(parent, {}).get(scope, {}).values():
+            num_tokens = len(tail.token_ids)
+            if min_tokens <= num_tokens <= max_tokens and tail.token_ids == tuple(token_ids[:num_tokens]):
+                best, min_tokens = tail, num_tokens + 1
+        return best
 
     def publish(self, entry: Entry) -> bool:
-        """Makes a written block findable. False if its content is findable already through another block."""
-        block = entry.block
-        assert not block.is_cached, f"{block} has an entry already"
+        """Makes a written, full block findable. False if its content is findable already through another block."""
         if entry.hash in self._entries:
             return False
-        self._entries[entry.hash] = self._entry_of_block[block.block_id] = entry
+        of_block = self._of_block.setdefault(entry.block.block_id, [])
+        assert not any(isinstance(other, Entry) for other in of_block), f"{entry.block} has an entry already"
+        of_block.append(entry)
+        self._entries[entry.hash] = entry
         self._children.setdefault(entry.parent, {})[entry.hash] = entry
-        block.is_cached = True
+        entry.block.is_cached = True
         return True
+
+    def publish_tail(self, tail: Tail, *, replace: bool = False) -> list[Block]:
+        """Makes the written beginning of a block findable; returns the blocks that nothing finds any more for it.
+
+        With `replace` it stands in for the same tail of another block, without it that one stays.
+        """
+        tails = self._tails.setdefault(tail.parent, {}).setdefault(tail.scope, {})
+        known = tails.get(tail.token_ids)
+        if known is not None and (known.block is tail.block or not replace):
+            self.touch(known)
+            return []
+        unreachable = self._remove_tails([known] if known is not None else [])
+        # again, as the last one of a parent takes the place where it was kept with it
+        tails = self._tails.setdefault(tail.parent, {}).setdefault(tail.scope, {})
+        tails[tail.token_ids] = tail
+        self._of_block.setdefault(tail.block.block_id, []).append(tail)
+        tail.block.is_cached = True
+        if len(tails) > MAX_TAILS:
+            oldest = next((other for other in tails.values() if other.block.num_pins == 0), None)
+            unreachable += self._remove_tails([oldest] if oldest is not None else [])
+        return unreachable
+
+    def touch(self, tail: Tail) -> None:
+        """It was of use just now."""
+        tails = self._tails[tail.parent][tail.scope]
+        tails[tail.token_ids] = tails.pop(tail.token_ids)
 
     def evict(self, block: Block) -> list[Block]:
         """Forgets the block, and what hangs under it, as nothing could reach that any more. Returns the latter."""
-        entry = self._entry_of_block.get(block.block_id)
-        assert entry is not None, f"{block} has no entry"
+        assert block.block_id in self._of_block, f"{block} has no entry"
         unreachable: list[Block] = []
-        pending = [entry]
+        pending = list(self._of_block[block.block_id])
         while pending:
             entry = pending.pop()
-            self._remove(entry)
-            pending += self._children.get(entry.hash, {}).values()
-            if entry.block is not block:
+            if isinstance(entry, Tail):
+                unreachable += self._remove_tails([entry])
+                continue
+            if self._remove(entry):
                 unreachable.append(entry.block)
-        return unreachable
+            pending += self._children.get(entry.hash, {}).values()
+            for tails in self._tails.get(entry.hash, {}).values():
+                pending += tails.values()
+        return [other for other in unreachable if other is not block]
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry) -> bool:
+        """True if nothing finds its block any more."""
         del self._entries[entry.hash]
-        del self._entry_of_block[entry.block.block_id]
         siblings = self._children[entry.parent]
         del siblings[entry.hash]
         if not siblings:
             del self._children[entry.parent]
-        entry.block.is_cached = False
+        return self._detach(entry)
+
+    def _remove_tails(self, tails: Iterable[Tail]) -> list[Block]:
+        """Their blocks, as far as nothing finds them any more."""
+        unreachable = []
+        for tail in tails:
+            scopes = self._tails[tail.parent]
+            del scopes[tail.scope][tail.token_ids]
+            if not scopes[tail.scope]:
+                del scopes[tail.scope]
+            if not scopes:
+                del self._tails[tail.parent]
+            if self._detach(tail):
+                unreachable.append(tail.block)
+        return unreachable
+
+    def _detach(self, entry: Entry | Tail) -> bool:
+        of_block = self._of_block[entry.block.block_id]
+        of_block.remove(entry)
+        if not of_block:
+            del self._of_block[entry.block.block_id]
+            entry.block.is_cached = False
+        return not entry.block.is_cached
 
     def check_integrity(self, root: bytes) -> None:
         """Raises AssertionError, with data, unless the indexes agree and every entry can be reached from `root`."""
-        assert len(self._entries) == len(self._entry_of_block), (len(self._entries), len(self._entry_of_block))
-        reached = 0
+        num_reached = num_tails = 0
         pending = list(self._children.get(root, {}).values())
         while pending:
             entry = pending.pop()
-            reached += 1
+            num_reached += 1
             assert self._entries.get(entry.hash) is entry, f"{entry} is not what its hash finds"
-            assert self._entry_of_block.get(entry.block.block_id) is entry, f"{entry} is not what its block has"
-            assert entry.block.is_cached, f"{entry} has a block that does not know it"
+            assert entry in self._of_block.get(entry.block.block_id, []), f"{entry} is not what its block has"
             pending += self._children.get(entry.hash, {}).values()
-        assert reached == len(self._entries), f"{reached} entries can be reached, there are {len(self._entries)}"
+        assert num_reached == len(self._entries), (
+            f"{num_reached} entries can be reached, there are {len(self._entries)}"
+        )
+        for parent, scopes in self._tails.items():
+            assert parent == root or parent in self._entries, f"tails {scopes} hang under a block that cannot be found"
+            for tail in (tail for tails in scopes.values() for tail in tails.values()):
+                num_tails += 1
+                assert tail.token_ids, f"{tail} vouches for nothing"
+                assert tail in self._of_block.get(tail.block.block_id, []), f"{tail} is not what its block has"
+        num_of_blocks = sum(map(len, self._of_block.values()))
+        assert num_of_blocks == num_reached + num_tails, (num_of_blocks, num_reached, num_tails)
+        for of_block in self._of_block.values():
+            assert of_block[0].block.is_cached, f"{of_block[0]} has a block that does not know it"
+            assert len({entry.parent for entry in of_block}) == 1, f"one block under two parents: {of_block}"

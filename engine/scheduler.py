@@ -10,6 +10,7 @@ from engine.errors import EngineError
 from engine.followers import Followers
 from engine.forest import SharedNode, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
+from engine.prefix_cache import Prefix
 from engine.protocol import ErrorInfo, FinishReason, RequestOutput
 from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, ScheduledSequence, StepResult
 from engine.sequence import Sequence, SequenceStatus
@@ -175,16 +176,16 @@ class Scheduler:
             if len(misfits) == MAX_MISFITS or any(misfit.num_bypasses >= MAX_BYPASSES for misfit in misfits):
                 break
             prefix = self.kv.find_longest_prefix(sequence)
-            missing = self.kv.shareable_hashes(sequence)[len(prefix.blocks) :]
-            block_hash = self.followers.find_block_to_wait_for(missing)
+            block_hash = self._find_what_to_wait_for(sequence, prefix)
             if block_hash is not None:
                 self.followers.park(sequence, block_hash)
                 done.append(sequence)
                 continue
-            if self.kv.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
+            own_copies = self.kv.try_start(sequence, prefix)
+            if own_copies is None:
                 misfits.append(sequence)
                 continue
-            copies += self.kv.ensure_writable(sequence)
+            copies += own_copies
             for misfit in misfits:
                 misfit.num_bypasses += 1
             self._start(sequence)
@@ -196,6 +197,18 @@ class Scheduler:
                 budget -= self._schedule_chunk(sequence, budget, chunks)
         for sequence in done:
             self.waiting.remove(sequence)
+
+    def _find_what_to_wait_for(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
+        """The last block, or tail, behind the known prefix that a running sequence is computing; None if it is none."""
+        num_full = prefix.num_tokens // self.kv.block_size
+        missing = self.kv.shareable_hashes(sequence)[num_full:]
+        num_claimed = self.followers.count_claimed(missing)
+        index = num_full + num_claimed
+        num_known = max(prefix.num_tokens, index * self.kv.block_size)
+        for end, tail_hash in self.kv.shareable_tails(sequence, index):
+            if min(end, sequence.num_tokens - 1) > num_known and self.followers.is_claimed(tail_hash):
+                return tail_hash
+        return missing[num_claimed - 1] if num_claimed else None
 
     def _start(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
@@ -229,6 +242,8 @@ class Scheduler:
             sequence.num_computed_tokens = num_computed
             if num_computed // block_size > sequence.num_published_blocks:
                 self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+            if sequence.unpublished_tails:
+                self._wake(self.followers.publish(self.kv.commit_tails(sequence)))
             if sampled is not None:
                 outputs.append(self._take_token(sequence, sampled))
         return outputs
@@ -288,6 +303,8 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         if sequence.status is SequenceStatus.RUNNING:
+            if reason is not FinishReason.ERROR:
+                self.kv.commit_end(sequence)
             self._leave_running(sequence)
         elif sequence in self.followers:
             self.followers.discard(sequence)
@@ -299,7 +316,9 @@ class Scheduler:
 
     def _leave_running(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._wake(self.followers.give_up(sequence, sequence.block_hashes[sequence.num_published_blocks :]))
+        tails = [tail_hash for _, tail_hash in sequence.unpublished_tails]
+        unpublished = sequence.block_hashes[sequence.num_published_blocks :] + tails
+        self._wake(self.followers.give_up(sequence, unpublished))
         self.kv.free(sequence)
 
     def _wake(self, sequences: list[Sequence]) -> None:

@@ -52,6 +52,9 @@ class Sequence:
     block_table: list[int] = field(default_factory=list, init=False)
     block_hashes: list[bytes] = field(default_factory=list, init=False)
     """Of the leading full blocks of `token_ids`, as far as they have been needed; append-only."""
+    unpublished_tails: list[tuple[int, bytes]] = field(default_factory=list, init=False)
+    """While it runs: ends in mid-block up to which the prefix cache is going to know its tokens, ascending, each with
+    the hash of that part of its block."""
 
     # set by the scheduler
     num_cached_tokens: int | None = field(default=None, init=False)

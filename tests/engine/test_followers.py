@@ -15,12 +15,12 @@ def led() -> Followers:
     return followers
 
 
-def test_one_waits_for_the_last_block_in_common():
+def test_blocks_are_claimed_as_far_as_there_is_no_gap():
     followers = led()
-    assert followers.find_block_to_wait_for([b"1", b"2", b"x", b"3"]) == b"2"
-    assert followers.find_block_to_wait_for([b"2", b"3"]) == b"3"
-    assert followers.find_block_to_wait_for([b"x", b"1"]) is None
-    assert followers.find_block_to_wait_for([]) is None
+    assert followers.count_claimed([b"1", b"2", b"x", b"3"]) == 2
+    assert followers.count_claimed([b"2", b"3"]) == 2
+    assert followers.count_claimed([b"x", b"1"]) == 0
+    assert followers.count_claimed([]) == 0
 
 
 def test_followers_wake_when_their_block_is_published():
@@ -31,7 +31,8 @@ def test_followers_wake_when_their_block_is_published():
     assert (len(followers), list(followers)) == (3, [A, B, C])
     assert followers.publish([b"1", b"2"]) == [A]
     assert A not in followers
-    assert followers.find_block_to_wait_for([b"1"]) is None
+    assert not followers.is_claimed(b"1")
+    assert followers.is_claimed(b"3")
     assert followers.publish([b"3"]) == [B, C]
     assert len(followers) == 0
     followers.check_integrity([])

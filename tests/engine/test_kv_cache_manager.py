@@ -4,6 +4,7 @@ import pytest
 
 from engine.block_hash import root_hash
 from engine.kv_cache_manager import KVCacheManager
+from engine.prefix_cache import MAX_TAILS
 from engine.protocol import END, Scope
 from engine.scheduled_batch import BlockCopy
 from engine.sequence import Sequence
@@ -69,7 +70,7 @@ def test_a_beginning_of_a_freed_sequence_is_still_known():
     kv.check_integrity([b])
 
 
-@pytest.mark.parametrize(("num_tokens", "num_cached"), [(3, 0), (4, 0), (5, 4), (8, 4), (9, 8)])
+@pytest.mark.parametrize(("num_tokens", "num_cached"), [(1, 0), (3, 0), (4, 3), (5, 4), (8, 7), (9, 8)])
 def test_b03_the_last_token_is_always_left_to_compute(num_tokens, num_cached):
     kv = make_manager()
     prompt_ids = list(range(num_tokens))
@@ -115,12 +116,12 @@ def test_scopes_keep_tenants_apart_and_share_the_assistant():
     def cached(*scopes: Scope) -> int:
         return kv.find_longest_prefix(make_sequence("x", ids, scopes=scopes)).num_tokens
 
-    assert cached(Scope(5, b"assistant"), Scope(END, b"tenant a")) == 8
+    assert cached(Scope(5, b"assistant"), Scope(END, b"tenant a")) == 11
     assert cached(Scope(5, b"assistant"), Scope(END, b"tenant b")) == 4
     assert cached(Scope(5, b"another"), Scope(END, b"tenant a")) == 0
     assert cached(Scope(END, b"tenant a")) == 0
     # the block of tokens 4 to 7 passes the assistant's end at 5, so that it is the tenant's
-    assert cached(Scope(4, b"assistant"), Scope(END, b"tenant a")) == 8
+    assert cached(Scope(4, b"assistant"), Scope(END, b"tenant a")) == 11
     assert cached(Scope(8, b"assistant"), Scope(END, b"tenant a")) == 4
 
 
@@ -187,20 +188,132 @@ def test_own_blocks_take_over_from_an_evicted_twin():
     kv.check_integrity([b, c])
 
 
-def test_a_shared_block_is_copied_before_it_is_written():
-    """Full blocks are never written, so the case is made by hand: a fork in the middle of block 2."""
+def begin(kv: KVCacheManager, sequence: Sequence) -> list[BlockCopy] | None:
+    """As the scheduler admits one: claims follow its blocks."""
+    copies = kv.try_start(sequence, kv.find_longest_prefix(sequence))
+    if copies is not None:
+        kv.unpublished_hashes(sequence)
+    return copies
+
+
+def prefill(kv: KVCacheManager, sequence: Sequence, copies: list[BlockCopy] | None = None) -> Sequence:
+    """Cold, or with exactly these copies: started, all its tokens computed, blocks and tails published."""
+    assert begin(kv, sequence) == (copies or [])
+    compute(kv, sequence)
+    kv.commit_tails(sequence)
+    kv.release_copies(copies or [])
+    return sequence
+
+
+def test_a_prompt_that_ends_in_mid_block_is_known_to_its_last_token():
     kv = make_manager()
-    parent = run(kv, [1, 2, 3, 4, 5, 6])
-    child = make_sequence("child", [1, 2, 3, 4, 5, 7])
-    for block_id in parent.block_table:
-        kv.pool.add_reference(kv.pool.blocks[block_id])
-    child.block_table += parent.block_table
-    child.num_computed_tokens = 5
-    assert kv.ensure_writable(child) == [BlockCopy(2, 3)]
+    parent = prefill(kv, make_sequence("parent", [1, 2, 3, 4, 5, 6]))
+    child = make_sequence("child", [1, 2, 3, 4, 5, 6, 7])
+    assert begin(kv, child) == [BlockCopy(2, 3)]
     assert (parent.block_table, child.block_table) == ([1, 2], [1, 3])
-    assert kv.pool.blocks[2].ref_count == 2  # the copy's source stays until the step is over
+    assert (child.num_computed_tokens, child.num_published_blocks) == (6, 1)
+    # the copy's source stays referenced until the step is over, the parent's own reference apart
+    assert [kv.pool.blocks[i].ref_count for i in (1, 2, 3)] == [2, 2, 1]
     kv.release_copies([BlockCopy(2, 3)])
     kv.check_integrity([parent, child])
+    kv.free(parent)
+    kv.free(child)
+    assert free_ids(kv)[-2:] == [2, 1]  # found by nobody yet, the child's third goes first
+    kv.check_integrity([])
+
+
+def test_the_longest_tail_is_found_and_never_half_of_one():
+    kv = make_manager()
+    for prompt_ids in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]):
+        sequence = make_sequence("s", prompt_ids)
+        copies = [BlockCopy(2, 3)] if len(prompt_ids) == 7 else []
+        kv.free(prefill(kv, sequence, copies))
+
+    def cached(*token_ids: int) -> int:
+        return kv.find_longest_prefix(make_sequence("x", list(token_ids))).num_tokens
+
+    assert cached(1, 2, 3, 4, 5, 6, 7, 8) == 7
+    assert cached(1, 2, 3, 4, 5, 6, 7) == 6  # at most the last token but one: the leading part of the longer tail
+    assert cached(1, 2, 3, 4, 5, 6, 9) == 5
+    assert cached(1, 2, 3, 4, 9, 6) == 4
+    assert cached(5, 6, 7) == 0  # equal tokens under another parent
+
+
+def test_equally_long_tails_are_told_apart_by_their_tokens():
+    kv = make_manager()
+    for token_id in (5, 6):
+        kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, token_id])))
+    for token_id, block_id in ((5, 2), (6, 3)):
+        prefix = kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, token_id, 7]))
+        assert [block.block_id for block in prefix.blocks] == [1, block_id]
+
+
+def test_a_tail_is_found_in_the_scope_in_which_it_ends():
+    kv = make_manager()
+    trunk, a, b = Scope(6, b"assistant"), Scope(END, b"a"), Scope(END, b"b")
+    kv.free(prefill(kv, make_sequence("s", list(range(11)), scopes=(trunk, a))))
+
+    def cached(num_tokens: int, *scopes: Scope) -> int:
+        return kv.find_longest_prefix(make_sequence("x", [*range(num_tokens), 99], scopes=scopes)).num_tokens
+
+    assert cached(11, trunk, a) == 11
+    assert cached(11, trunk, b) == 6  # the part of the second block that the trunk's tail vouches for
+    assert cached(6, trunk, b) == 6
+    assert cached(5, trunk, b) == 4
+    assert cached(11, Scope(5, b"assistant"), b) == 4  # token 5 is not the assistant's for this reader
+    assert cached(11, a) == cached(11, b) == 0
+
+
+def test_what_a_sequence_has_computed_is_known_when_it_ends():
+    kv = make_manager()
+    a = prefill(kv, make_sequence("a", [1, 2, 3, 4, 5]))
+    a.token_ids += [6, 7]
+    compute(kv, a, 6)
+    kv.commit_end(a)
+    kv.free(a)
+    assert kv.find_longest_prefix(make_sequence("next", [1, 2, 3, 4, 5, 6, 7, 8])).num_tokens == 6
+    assert kv.find_longest_prefix(make_sequence("again", [1, 2, 3, 4, 5, 9])).num_tokens == 5
+    assert kv.stats().cached == 2  # both tails stand in block 2
+
+
+def test_under_one_parent_the_last_used_tails_stay():
+    kv = make_manager(40)
+    for i in range(MAX_TAILS):
+        kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 10 + i])))
+
+    def is_known(i: int) -> bool:
+        return kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, 10 + i, 0])).num_tokens == 5
+
+    again = make_sequence("again", [1, 2, 3, 4, 10, 0])
+    assert begin(kv, again) == [BlockCopy(2, 10)]
+    kv.release_copies([BlockCopy(2, 10)])
+    kv.free(again)
+    kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 50])))
+    assert [is_known(i) for i in range(MAX_TAILS)] == [True, False, True, True, True, True, True, True]
+    assert is_known(40)
+    assert free_ids(kv)[0] == 3  # whose tail made room
+    kv.check_integrity([])
+
+
+def test_a_tail_under_an_evicted_block_goes_with_it():
+    kv = make_manager(3)
+    kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 5])))
+    assert free_ids(kv) == [3, 2, 1]
+    kv.pool.reuse_first(kv.pool.blocks[1])
+    run(kv, [77])
+    assert kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, 5, 6])).num_tokens == 0
+    assert kv.stats().cached == 0
+    assert free_ids(kv) == [2, 3]
+
+
+def test_a_tail_is_left_where_there_is_no_block_for_its_copy():
+    kv = make_manager(3)
+    kv.free(prefill(kv, make_sequence("s", list(range(10)))))
+    again = make_sequence("again", list(range(11)))
+    assert kv.find_longest_prefix(again).num_tokens == 10
+    assert begin(kv, again) == []
+    assert (again.block_table, again.num_computed_tokens) == ([1, 2, 3], 8)
+    kv.check_integrity([again])
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_found():

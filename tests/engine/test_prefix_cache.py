@@ -3,7 +3,7 @@
 import pytest
 
 from engine.block_pool import Block
-from engine.prefix_cache import Entry, Prefix, PrefixCache
+from engine.prefix_cache import MAX_TAILS, Entry, Prefix, PrefixCache, Tail
 
 ROOT = b"root"
 
@@ -20,13 +20,13 @@ def publish(cache: PrefixCache, chain: list[tuple[bytes, int]], parent: bytes = 
 
 
 def find(cache: PrefixCache, *hashes: bytes) -> list[int]:
-    prefix = cache.find_longest_prefix(hashes)
+    prefix = cache.find_full_blocks(hashes)
     assert prefix.num_tokens == 4 * len(prefix.blocks)
     return [block.block_id for block in prefix.blocks]
 
 
 def test_an_empty_cache_finds_nothing():
-    assert PrefixCache().find_longest_prefix([b"a"]) == Prefix((), 0)
+    assert PrefixCache().find_full_blocks([b"a"]) == Prefix((), 0)
 
 
 def test_the_longest_known_beginning_is_found():
@@ -35,7 +35,6 @@ def test_the_longest_known_beginning_is_found():
     assert find(cache, b"a", b"b", b"c", b"d") == [1, 2, 3]
     assert find(cache, b"a", b"b") == [1, 2]
     assert find(cache, b"a", b"x", b"c") == [1]
-    assert find(cache, b"b", b"c") == [2, 3]  # hashes are chained: whoever has b's has a's as well
     assert find(cache) == []
     assert len(cache) == 3
 
@@ -56,6 +55,67 @@ def test_a_block_has_one_entry():
     [block] = publish(cache, [(b"a", 1)])
     with pytest.raises(AssertionError, match="has an entry already"):
         cache.publish(Entry(b"b", ROOT, 4, block))
+
+
+def tail(parent: bytes, token_ids: tuple[int, ...], block: Block, scope: bytes = b"s") -> Tail:
+    return Tail(parent, scope, token_ids, block)
+
+
+def find_tail(cache: PrefixCache, parent: bytes, *token_ids: int, scope: bytes = b"s") -> int | None:
+    found = cache.find_tail(parent, scope, token_ids, 1, 3)
+    return found.block.block_id if found is not None else None
+
+
+def test_tails_are_found_by_parent_scope_and_every_token():
+    cache = PrefixCache()
+    publish(cache, [(b"a", 1)])
+    one, two = Block(2), Block(3)
+    assert cache.publish_tail(tail(b"a", (5,), one)) == []
+    assert cache.publish_tail(tail(b"a", (5, 6), two)) == []
+    assert find_tail(cache, b"a", 5, 6, 7) == 3
+    assert find_tail(cache, b"a", 5, 7) == 2
+    assert find_tail(cache, b"a", 6, 5) is None
+    assert find_tail(cache, b"a", 5, 6, scope=b"t") is None
+    assert find_tail(cache, ROOT, 5, 6) is None
+    assert cache.find_tail(b"a", b"s", (5, 6), 1, 1).block is one
+    assert cache.find_tail(b"a", b"s", (5, 6), 3, 3) is None
+    assert len(cache) == 3
+    cache.check_integrity(ROOT)
+
+
+def test_a_block_is_forgotten_with_all_that_it_vouched_for():
+    cache = PrefixCache()
+    block, under = Block(1), Block(2)
+    cache.publish_tail(tail(ROOT, (5,), block))
+    cache.publish_tail(tail(ROOT, (5, 6), block))
+    cache.publish(Entry(b"a", ROOT, 4, block))
+    cache.publish_tail(tail(b"a", (9,), under))
+    assert len(cache) == 2
+    assert cache.evict(block) == [under]
+    assert (block.is_cached, under.is_cached, len(cache)) == (False, False, 0)
+    assert find_tail(cache, ROOT, 5, 6) is None
+    cache.check_integrity(ROOT)
+
+
+def test_a_tail_can_be_replaced_by_that_of_another_block():
+    cache = PrefixCache()
+    first, second = Block(1), Block(2)
+    cache.publish_tail(tail(ROOT, (5,), first))
+    assert cache.publish_tail(tail(ROOT, (5,), second)) == []
+    assert find_tail(cache, ROOT, 5) == 1
+    assert cache.publish_tail(tail(ROOT, (5,), second), replace=True) == [first]
+    assert find_tail(cache, ROOT, 5) == 2
+    assert (first.is_cached, second.is_cached) == (False, True)
+    cache.check_integrity(ROOT)
+
+
+def test_pinned_tails_make_no_room():
+    cache = PrefixCache()
+    for i in range(MAX_TAILS):
+        cache.publish_tail(tail(ROOT, (i,), Block(i + 1, num_pins=int(i == 0))))
+    [dropped] = cache.publish_tail(tail(ROOT, (99,), Block(50)))
+    assert dropped.block_id == 2
+    assert [find_tail(cache, ROOT, i) for i in (0, 1, 2, 99)] == [1, None, 3, 50]
 
 
 def test_an_evicted_tail_leaves_its_head():

@@ -5,7 +5,7 @@ import pytest
 from engine.errors import EngineError
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, ErrorInfo, FinishReason, Scope
-from engine.scheduled_batch import SampledToken, StepResult
+from engine.scheduled_batch import BlockCopy, SampledToken, StepResult
 from engine.scheduler import MAX_BYPASSES, Scheduler
 from tests.engine.fake_runner import Bench, continuation, ids, next_token
 
@@ -106,7 +106,7 @@ def test_b03_a_prompt_that_is_wholly_cached_computes_its_last_token(num_tokens):
     prompt = ids(0, num_tokens)
     cold, warm = bench.ask(prompt), bench.ask(prompt)
     assert warm.token_ids == cold.token_ids == continuation(prompt, 4)
-    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, (num_tokens - 1) // 8 * 8)
+    assert (cold.num_cached_tokens, warm.num_cached_tokens) == (0, num_tokens - 1)
     assert bench.ask(prompt, prompt_logprobs=0).num_cached_tokens == 0
 
 
@@ -114,7 +114,7 @@ def test_the_next_turn_finds_prompt_and_answer():
     bench = Bench(20)
     answer = bench.ask(ids(0, 20), 12).token_ids
     # the answer's last token was drawn, but its KV never computed
-    assert bench.ask([*ids(0, 20), *answer, 5]).num_cached_tokens == 24
+    assert bench.ask([*ids(0, 20), *answer, 5]).num_cached_tokens == 31
 
 
 def test_b04_two_fingerprints_of_a_model_share_no_hash():
@@ -144,8 +144,8 @@ def test_tenants_do_not_find_each_others_blocks():
     bench = Bench(20)
     bench.ask(ids(0, 30), tenant="a")
     assert bench.ask(ids(0, 30), tenant="b").num_cached_tokens == 0
-    assert bench.ask(ids(0, 30), tenant="a").num_cached_tokens == 24
-    for tenant, num_cached_tokens in (("a", 0), ("b", 16)):
+    assert bench.ask(ids(0, 30), tenant="a").num_cached_tokens == 29
+    for tenant, num_cached_tokens in (("a", 0), ("b", 20)):
         scopes = [Scope(20, b"assistant"), Scope(END, tenant.encode())]
         assert bench.ask(ids(0, 30), scopes=scopes).num_cached_tokens == num_cached_tokens
 
@@ -201,8 +201,8 @@ def test_a_follower_goes_on_from_what_an_aborted_leader_wrote():
     assert bench.core.stats().waiting == 2
     bench.core.abort(["leader"])
     bench.run()
-    assert bench.runner.rows == [[("leader", 16)], [("first", 16)], [("first", 8), ("second", 8)]]
-    assert [bench.outputs[name].num_cached_tokens for name in ("first", "second")] == [16, 32]
+    assert bench.runner.rows == [[("leader", 16)], [("first", 16)], [("first", 8)], [("second", 1)]]
+    assert [bench.outputs[name].num_cached_tokens for name in ("first", "second")] == [16, 39]
     for name in ("first", "second"):
         bench.assert_complete(name, ids(0, 40), 1)
 
@@ -236,6 +236,52 @@ def test_without_prefix_caching_nobody_follows():
     bench.run()
     assert bench.runner.rows == [[("a", 20), ("b", 20)]]
     assert bench.core.stats().hit_tokens == 0
+
+
+def test_choices_share_the_prompt_to_the_token():
+    bench = Bench(20)
+    for choice in range(3):
+        bench.add(f"c{choice}", ids(0, 20), 6, choice=choice)
+    bench.step(2)
+    assert bench.runner.rows == [[("c0", 20)], [("c0", 1), ("c1", 1), ("c2", 1)]]
+    assert bench.runner.batches[1].copies == (BlockCopy(3, 4), BlockCopy(3, 5))
+    assert [bench.table(f"c{choice}") for choice in range(3)] == [[1, 2, 3], [1, 2, 4], [1, 2, 5]]
+    bench.run()
+    for choice in range(3):
+        bench.assert_complete(f"c{choice}", ids(0, 20), 6, choice)
+
+
+def test_chats_that_arrive_together_share_a_cold_trunk_to_the_token():
+    bench = Bench(60, max_num_batched_tokens=16)
+    scopes = {name: [Scope(20, b"assistant"), Scope(END, name.encode())] for name in "abc"}
+    for i, name in enumerate("abc"):
+        bench.add(name, [*ids(0, 20), *ids(500 + 10 * i, 5)], 1, scopes=scopes[name])
+    bench.run()
+    assert bench.runner.rows == [[("a", 16)], [("a", 9)], [("b", 5), ("c", 5)]]
+    assert [bench.outputs[name].num_cached_tokens for name in "abc"] == [0, 20, 20]
+
+
+def test_a_sibling_starts_while_the_first_answer_is_still_written():
+    """Regenerate in mid-answer: the prompt's last block has been filled further, its tail still stands."""
+    bench = Bench(20)
+    bench.add("first", ids(0, 20), 12)
+    bench.step(6)
+    bench.add("again", ids(0, 20), 12, choice=1)
+    bench.step()
+    assert bench.runner.rows[-1] == [("first", 1), ("again", 1)]
+    assert (bench.table("first"), bench.table("again")) == ([1, 2, 3, 4], [1, 2, 5])
+    bench.run()
+    bench.assert_complete("first", ids(0, 20), 12)
+    bench.assert_complete("again", ids(0, 20), 12, 1)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4])
+def test_a_request_that_needs_all_blocks_does_without_a_tail(num_blocks):
+    bench = Bench(num_blocks)
+    bench.ask(ids(0, 18), 4)
+    warm = bench.ask(ids(0, 18), 6)
+    assert warm.token_ids == continuation(ids(0, 18), 6)
+    assert warm.num_cached_tokens == (17 if num_blocks == 4 else 16)
 
 
 # ---- too few blocks
@@ -374,7 +420,7 @@ def test_b02_an_abort_after_any_chunk_poisons_nothing(num_steps):
     bench.core.abort(["cut"])
     bench.core.check_integrity()
     assert bench.core.stats().blocks.referenced == 0
-    assert bench.ask(prompt, 5).num_cached_tokens == min(16 * num_steps, 72)
+    assert bench.ask(prompt, 5).num_cached_tokens == min(16 * num_steps, 79)
     for start in (200, 300, 400):  # fills the pool with other work
         bench.ask(ids(start, 80), 5)
     again = bench.ask(prompt, 5)
