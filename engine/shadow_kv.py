@@ -1,9 +1,10 @@
 """What every slot of the KV tensors ought to hold (`--check-kv`): a digest instead of keys and values.
 
-A slot's digest stands for the scope of its block and all tokens up to it, which is what its keys and values depend on.
-It is written where the runner writes KV, copied where the runner copies, and compared for every slot that an attention
-is about to read. So a block that was found too early, given back twice, overwritten or shown to the wrong tenant is an
-error in the step that reads it, and not a strange answer some time later.
+A slot's digest stands for all tokens up to it, which is what its keys and values depend on; beside it stands the scope
+in which its token was written, which must be one that a reader is in. It is written where the runner writes KV, copied
+where the runner copies, and compared for every slot that an attention is about to read. So a block that was found too
+early, given back twice, overwritten or shown to the wrong tenant is an error in the step that reads it, and not a
+strange answer some time later.
 """
 
 from hashlib import blake2b
@@ -12,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from engine.block_hash import scope_of_block
 from engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from engine.sequence import Sequence
 
@@ -29,6 +29,8 @@ class ShadowKV:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._slots: Digests = np.full((num_blocks + 1, block_size), UNKNOWN, dtype=np.uint64)
+        self._scopes: Digests = np.full((num_blocks + 1, block_size), UNKNOWN, dtype=np.uint64)
+        """Of the keys of the scopes in which the slots' tokens lie for their writers."""
         self._expected: WeakKeyDictionary[Sequence, bytearray] = WeakKeyDictionary()
         """For each sequence the digests of its tokens, as far as they have been needed."""
 
@@ -39,6 +41,7 @@ class ShadowKV:
         """
         for source, target in batch.copies:
             self._slots[target] = self._slots[source]
+            self._scopes[target] = self._scopes[source]
         for scheduled in batch.sequences:
             self._write(scheduled)
         for scheduled in batch.sequences:
@@ -58,13 +61,21 @@ class ShadowKV:
         end = start + num_new_tokens
         num_slots = len(sequence.block_table) * self._block_size
         assert end <= num_slots, f"{sequence.request_id!r} writes token {end - 1}, its table has {num_slots} slots"
-        self._slots[self._new_slots(scheduled)] = self._digests(sequence, end)[start:end]
+        slots = self._new_slots(scheduled)
+        self._slots[slots] = self._digests(sequence, end)[start:end]
+        ends = [scope.end_token for scope in sequence.scopes]
+        keys = np.array([_digest_of_key(scope.key) for scope in sequence.scopes], dtype=np.uint64)
+        self._scopes[slots] = keys[np.searchsorted(ends, np.arange(start + 1, end + 1))]
 
     def _compare(self, scheduled: ScheduledSequence) -> None:
         sequence, num_new_tokens, _ = scheduled
         end = sequence.num_computed_tokens + num_new_tokens
         table = np.asarray(sequence.block_table[: -(-end // self._block_size)], dtype=np.intp)
-        wrong = self._slots[table].reshape(-1)[:end] != self._digests(sequence, end)
+        held_scopes = self._scopes[table].reshape(-1)[:end]
+        is_foreign = np.ones(end, dtype=np.bool_)
+        for scope in sequence.scopes:
+            is_foreign &= held_scopes != _digest_of_key(scope.key)
+        wrong = is_foreign | (self._slots[table].reshape(-1)[:end] != self._digests(sequence, end))
         if wrong.any():
             token = int(wrong.argmax())
             block_id, offset = int(table[token // self._block_size]), token % self._block_size
@@ -84,11 +95,12 @@ class ShadowKV:
     def _digests(self, sequence: Sequence, num_tokens: int) -> Digests:
         """Of the first `num_tokens` tokens, uint64 `[num_tokens]`; each is computed once, as tokens only append."""
         known = self._expected.setdefault(sequence, bytearray())
-        scope, before = b"", bytes(known[-DIGEST_BYTES:])
+        before = bytes(known[-DIGEST_BYTES:])
         for token in range(len(known) // DIGEST_BYTES, num_tokens):
-            if not scope or token % self._block_size == 0:
-                scope = scope_of_block(sequence.scopes, (token // self._block_size + 1) * self._block_size)
-            data = b"%d %d " % (sequence.token_ids[token], len(scope)) + scope + before
-            before = blake2b(data, digest_size=DIGEST_BYTES).digest()
+            before = blake2b(b"%d " % sequence.token_ids[token] + before, digest_size=DIGEST_BYTES).digest()
             known += before
         return np.frombuffer(bytes(known), dtype=np.uint64)[:num_tokens]
+
+
+def _digest_of_key(key: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(blake2b(key, digest_size=DIGEST_BYTES).digest(), "little"))

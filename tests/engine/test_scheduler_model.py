@@ -26,6 +26,10 @@ TRUNK = [7, 3, 9, 1] * 10
 """Prompts begin with parts of it, so that many of them share blocks."""
 
 
+Known = tuple[tuple[bytes, ...], tuple[int, ...]]
+"""Tokens, and the scope keys of their full blocks and of the block in which they end."""
+
+
 class BlockPoolMachine(RuleBasedStateMachine):
     """A pool against a bag of block ids, in which each reference is one."""
 
@@ -72,7 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """An engine core over a fake runner against what each request must answer and could have found in the cache."""
 
     @initialize(
-        num_blocks=st.integers(6, 24),
+        num_blocks=st.integers(6, 20),
         max_num_seqs=st.integers(1, 6),
         extra_budget=st.integers(0, 30),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
@@ -92,12 +96,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.choices: dict[str, int] = {}
         self.gone: set[str] = set()
         """Aborted or failed."""
-        self.written: set[tuple[tuple[bytes, ...], tuple[int, ...]]] = set()
-        """Scope keys and tokens of every full block's chain that some step has computed."""
+        self.tenants: dict[str, str] = {}
+        self.written: set[Known] = set()
+        """What some step has computed, of every length."""
 
     def add(self, prompt_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int) -> None:
-        request_id = f"r{len(self.prompts)}"
         scopes = [Scope(trunk_end, b"trunk"), Scope(END, tenant.encode())] if trunk_end else [Scope(END, b"")]
+        self.add_in(scopes, prompt_ids, max_tokens, tenant, **more)
+
+    def add_in(self, scopes: list[Scope], prompt_ids: list[int], max_tokens: int, tenant: str, **more: int) -> None:
+        request_id = f"r{len(self.prompts)}"
+        self.tenants[request_id] = tenant
         refusal = self.bench.add(request_id, prompt_ids, max_tokens, tenant=tenant, scopes=scopes, **more)
         if len(prompt_ids) >= self.num_blocks * BLOCK_SIZE:
             assert refusal is not None
@@ -131,6 +140,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         if before not in self.gone:
             prompt_ids = [*self.prompts[before], *self.bench.outputs[before].token_ids, 5]
             self.add(prompt_ids, max_tokens, "t", 0)
+
+    @precondition(lambda self: self.prompts)
+    @rule(
+        data=st.data(),
+        cuts=st.lists(st.integers(0, 60), min_size=1, max_size=4),
+        own_ids=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+        max_tokens=st.integers(1, 20),
+    )
+    def fork(self, data: st.DataObject, cuts: list[int], own_ids: list[int], max_tokens: int) -> None:
+        """Branches from anywhere in a prompt or an answer, which may still be written."""
+        parent = data.draw(st.sampled_from(sorted(self.prompts)))
+        token_ids = self.token_ids(parent)
+        for cut in cuts:
+            prompt_ids = [*token_ids[: len(token_ids) - cut], *own_ids]
+            self.add_in(self.scopes[parent], prompt_ids, max_tokens, self.tenants[parent])
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), choices=st.lists(st.integers(0, 3), min_size=1, max_size=4), max_tokens=st.integers(1, 20))
+    def regenerate(self, data: st.DataObject, choices: list[int], max_tokens: int) -> None:
+        """The same prompt again, several at once, while the first may still be answered."""
+        parent = data.draw(st.sampled_from(sorted(self.prompts)))
+        for choice in choices:
+            self.add_in(self.scopes[parent], self.prompts[parent], max_tokens, self.tenants[parent], choice=choice)
 
     @rule()
     def send_with_prompt_logprobs(self) -> None:
@@ -173,23 +205,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert {output.request_id for output in outputs} == sampled
         for output in outputs:
             if output.num_cached_tokens:
-                assert set(self.chains(output.request_id, output.num_cached_tokens)) <= self.written
+                self.check_cached(output.request_id, output.num_cached_tokens)
         for sequence, num_new_tokens, _ in batch.sequences:
-            if not sequence.is_finished:
-                self.written.update(self.chains(sequence.request_id, sequence.num_computed_tokens))
-            else:
-                self.written.update(self.chains(sequence.request_id, sequence.num_tokens - 1))
+            num_computed = sequence.num_tokens - 1 if sequence.is_finished else sequence.num_computed_tokens
+            for num_tokens in range(num_computed - num_new_tokens, num_computed + 1):
+                self.written.add(self.known(sequence.request_id, num_tokens))
             assert num_new_tokens >= 1
 
-    def chains(self, request_id: str, num_tokens: int) -> list[tuple[tuple[bytes, ...], tuple[int, ...]]]:
-        """What the full blocks among the first `num_tokens` tokens of a request stand for."""
+    def check_cached(self, request_id: str, num_cached_tokens: int) -> None:
+        """Somebody in the same scopes has computed it; of what it ends in perhaps one token more."""
+        ends = range(num_cached_tokens, min(num_cached_tokens + 1, len(self.prompts[request_id])) + 1)
+        assert any(self.known(request_id, end) in self.written for end in ends), (request_id, num_cached_tokens)
+
+    def token_ids(self, request_id: str) -> list[int]:
         output = self.bench.outputs.get(request_id)
-        token_ids = [*self.prompts[request_id], *(output.token_ids if output is not None else [])]
-        chains, keys = [], ()
-        for end in range(BLOCK_SIZE, num_tokens + 1, BLOCK_SIZE):
-            keys = (*keys, next(scope.key for scope in self.scopes[request_id] if end <= scope.end_token))
-            chains.append((keys, tuple(token_ids[:end])))
-        return chains
+        return [*self.prompts[request_id], *(output.token_ids if output is not None else [])]
+
+    def known(self, request_id: str, num_tokens: int) -> Known:
+        ends = [*range(BLOCK_SIZE, num_tokens, BLOCK_SIZE), num_tokens]
+        keys = [next(scope.key for scope in self.scopes[request_id] if end <= scope.end_token) for end in ends]
+        return tuple(keys), tuple(self.token_ids(request_id)[:num_tokens])
 
     @invariant()
     def answers_are_those_of_no_cache(self) -> None:

@@ -73,6 +73,15 @@ def test_equal_tokens_of_another_tenant_are_an_error():
         step(shadow, row([1, 2], [5, 6, 7, 8, 9], 4, scopes=(Scope(END, b"tenant b"),)))
 
 
+def test_a_trunk_that_ends_in_mid_block_reads_right_and_what_follows_it_does_not():
+    shadow, trunk = ShadowKV(4, 4), Scope(2, b"trunk")
+    step(shadow, row([1], [5, 6, 7], scopes=(trunk, Scope(END, b"tenant a"))))
+    copies = (BlockCopy(1, 2),)
+    step(shadow, row([2], [5, 6, 7], 2, scopes=(trunk, Scope(END, b"tenant b"))), copies=copies)
+    with pytest.raises(AssertionError, match=r"token 2 of 4 in block 1 at offset 2, which holds .* another scope"):
+        step(shadow, row([1], [5, 6, 7, 8], 3, scopes=(trunk, Scope(END, b"tenant b"))))
+
+
 def test_what_was_never_written_is_an_error():
     with pytest.raises(AssertionError, match="which holds nothing"):
         step(ShadowKV(4, 4), row([1, 2], [5, 6, 7, 8, 9], 4))
