@@ -145,9 +145,7 @@ async def serve(config: GatewayConfig) -> None:
     engine = ZmqEngineClient(config.engine_address)
     services = build_services(config, file_config, engine)
     await engine.start()
-    prefill = asyncio.create_task(
-        Prefill(engine, services.tokenizer, services.prompts, services.assistants).run(), name="prefill"
-    )
+    prefill = asyncio.create_task(Prefill(engine, services.prompts, services.assistants).run(), name="prefill")
     try:
         async with stateful_routes(services) as routes:
             app = create_app(services, [*routes, *page.routes()])

@@ -1,63 +1,57 @@
-"""Keeps the system prompts of the configured assistants in the engine's cache."""
+"""Has the engine keep the system prompts of the configured assistants."""
 
-import asyncio
 import logging
 import time
+from hashlib import sha256
 
 from app.assistants import Assistant, Assistants
-from app.errors import ApiError
-from app.generation import Generation
 from app.prompts import PromptBuilder
-from app.tenants import Tenant
 from engine.client import EngineClient
-from engine.sampling_params import SamplingParams
-from engine.text.tokenizer import Tokenizer
-
-ENGINE_CHECK_S = 1.0
-"""How soon it is noticed that an engine has gone; a new one takes longer than that to start."""
-_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+from engine.errors import EngineDeadError
+from engine.protocol import TrunkPin
 
 logger = logging.getLogger(__name__)
 
 
 class Prefill:
-    """Computes each trunk once in each life of the engine."""
+    """Pins each trunk; the engine's client sends the pins again to each new engine."""
 
-    def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer, prompts: PromptBuilder, assistants: Assistants
-    ) -> None:
+    def __init__(self, engine: EngineClient, prompts: PromptBuilder, assistants: Assistants) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
         self._prompts = prompts
         self._assistants = assistants
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
-        is_prefilled = False
-        while True:
-            if not is_prefilled or not self._engine.is_ready:
-                await self._engine.wait_ready()
-                await self.prefill_all()
-                is_prefilled = True
-            await asyncio.sleep(ENGINE_CHECK_S)
-
-    async def prefill_all(self) -> None:
+        """Ends when each trunk has been answered for."""
         start = time.monotonic()
-        num_tokens = sum([await self.prefill(assistant) for assistant in self._assistants])
+        try:
+            num_tokens = sum([await self.pin(assistant) for assistant in self._assistants])
+        except EngineDeadError:
+            return  # the client is closed
         logger.info("%d tokens of assistants prefilled in %.1f s", num_tokens, time.monotonic() - start)
 
-    async def prefill(self, assistant: Assistant) -> int:
-        """How many tokens of this trunk the engine has now. A failure is logged: the assistant works all the same."""
+    async def pin(self, assistant: Assistant) -> int:
+        """How many tokens of this trunk the engine has now. What is not pinned is logged: the assistant works all the
+        same. Raises EngineDeadError if the client is closed."""
         if not assistant.trunk_ids:
             return 0
         prompt = self._prompts.trunk_prompt(assistant)
-        try:
-            with Generation(
-                self._engine, self._tokenizer, prompt, _ONE_TOKEN, Tenant(assistant.tenant or "")
-            ) as generation:
-                async for _ in generation:
-                    pass
-        except ApiError as e:
-            logger.warning("the prompt of assistant %r was not prefilled: %s", assistant.id, e.message)
-            return 0
-        return len(prompt.token_ids)
+        trunk = await self._engine.pin(trunk_id(assistant), prompt.token_ids, prompt.scopes)
+        if trunk.state is TrunkPin.OVER_BUDGET:
+            logger.warning(
+                "the prompt of assistant %r is over the budget of pinned blocks: it is served, but may be evicted "
+                "(%d tokens, %d blocks)",
+                assistant.id,
+                trunk.num_tokens,
+                trunk.num_blocks,
+            )
+        elif trunk.state is TrunkPin.FAILED:
+            logger.warning("the prompt of assistant %r was not prefilled", assistant.id)
+        return trunk.num_tokens
+
+
+def trunk_id(assistant: Assistant) -> str:
+    """Another one for each text, scope and tokenisation; the same in every gateway."""
+    digest = sha256(assistant.scope_key)
+    digest.update(b"".join(token_id.to_bytes(4, "little") for token_id in assistant.trunk_ids))
+    return f"{assistant.id}@{digest.hexdigest()[:32]}"

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from engine.protocol import AddRequest, EngineInfo, EngineStats
+from engine.protocol import AddRequest, EngineInfo, EngineStats, Scope, TrunkState
 from engine.token_stream import TokenStream
 from engine.zmq_client import ZmqEngineClient
 
@@ -30,6 +30,18 @@ class EngineClient(Protocol):
         The id must be new: outputs of an aborted request may still be on their way. Raises ValueError if it belongs to
         a request that runs. What the engine refuses comes through the stream: one output with finish reason ERROR.
         """
+        ...
+
+    async def pin(self, trunk_id: str, token_ids: list[int], scopes: list[Scope]) -> TrunkState:
+        """Has the engine compute these tokens and keep their KV, in this life and in each later one, until `unpin`.
+
+        Waits until an engine has answered. An id stands for one text for ever. A trunk that failed is not asked for
+        again. Raises EngineDeadError if the client is closed.
+        """
+        ...
+
+    async def unpin(self, trunk_id: str) -> None:
+        """Other gateways may still hold it, and chats that read it keep its blocks. An unknown id is no error."""
         ...
 
     async def stats(self) -> EngineStats:

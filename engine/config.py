@@ -62,6 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
     enable_prefix_caching: bool = True
+    pin_budget: float = 0.2
+    """Share of the blocks that pinned trunks may keep."""
     check_kv: bool = False
     lease_s: float = 10.0
 

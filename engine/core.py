@@ -9,13 +9,29 @@ from engine.block_hash import root_hash
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
 from engine.kv_cache_manager import KVCacheManager
-from engine.protocol import END, AddRequest, EngineInfo, EngineStats, ErrorInfo, FinishReason, RequestOutput
+from engine.protocol import (
+    END,
+    AddRequest,
+    EngineInfo,
+    EngineStats,
+    ErrorInfo,
+    FinishReason,
+    PinTrunk,
+    RequestOutput,
+    Scope,
+    TrunkState,
+)
+from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.shadow_kv import ShadowKV
+from engine.trunks import Trunks
 
 log = logging.getLogger(__name__)
+
+NO_TOKEN = SamplingParams()
+"""Of a trunk, which draws none."""
 
 
 class Runner(Protocol):
@@ -36,10 +52,12 @@ class EngineCore:
         self.info = info
         self._runner = runner
         root = root_hash(info.fingerprint, *identity)
-        kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching)
+        pin_budget_blocks = int(config.pin_budget * info.num_blocks) if config.enable_prefix_caching else 0
+        kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching, pin_budget_blocks)
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
+        self.trunks = Trunks(self.scheduler, self._make_trunk_sequence)
         self._max_waiting = config.max_waiting
         self._shadow = ShadowKV(info.num_blocks, info.block_size) if config.check_kv else None
         self._num_arrivals = 0
@@ -66,10 +84,27 @@ class EngineCore:
         for request_id in request_ids:
             self.scheduler.abort(request_id)
 
+    def pin(self, message: PinTrunk) -> TrunkState | None:
+        """The trunk's state if it is known at once; else `take_trunk_news` brings it after some step."""
+        return self.trunks.pin(message)
+
+    def unpin(self, trunk_id: str) -> None:
+        """An unknown id is no error. Chats that read the trunk keep its blocks until they end."""
+        self.trunks.unpin(trunk_id)
+
+    def take_trunk_news(self) -> list[TrunkState]:
+        """States of trunks that have changed since the last call."""
+        return self.trunks.take_news()
+
     def step(self) -> list[RequestOutput]:
         """Schedule, execute, update. Outputs of the requests for which it brought something; [] without work."""
         if not self.has_work:
             return []
+        outputs = self._step()
+        self.trunks.settle()
+        return outputs
+
+    def _step(self) -> list[RequestOutput]:
         batch = self.scheduler.schedule()
         if self._shadow is not None:
             self._shadow.execute(batch)
@@ -118,18 +153,8 @@ class EngineCore:
             raise Overloaded(self._max_waiting)
         if request.request_id in self.scheduler:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
-        if not prompt_ids:
-            raise InvalidRequest("the prompt must have at least one token, got none", param="prompt")
-        lowest, highest = min(prompt_ids), max(prompt_ids)
-        if lowest < 0 or highest >= info.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidRequest(
-                f"the prompt must be made of token ids from 0 to {info.vocab_size - 1}, got {wrong}", param="prompt"
-            )
+        self._check_prompt(prompt_ids, request.scopes)
         params.validate(info.vocab_size)
-        ends = [scope.end_token for scope in request.scopes]
-        if not ends or ends != sorted(ends) or ends[-1] != END:
-            raise InvalidRequest(f"scopes must ascend to one without an end, got ends {ends}", param="scopes")
         self._num_arrivals += 1
         return Sequence(
             request_id=request.request_id,
@@ -143,6 +168,36 @@ class EngineCore:
             priority=request.priority,
             arrival=self._num_arrivals,
         )
+
+    def _make_trunk_sequence(self, message: PinTrunk) -> Sequence:
+        """Raises RequestError for what no request could begin with."""
+        self._check_prompt(message.token_ids, message.scopes)
+        self._find_max_output_tokens(len(message.token_ids), None)
+        self._num_arrivals += 1
+        return Sequence(
+            request_id=f"\0trunk {message.trunk_id}",
+            prompt_ids=message.token_ids,
+            params=NO_TOKEN,
+            scopes=tuple(message.scopes),
+            seed=0,
+            max_output_tokens=0,
+            arrival=self._num_arrivals,
+            is_trunk=True,
+        )
+
+    def _check_prompt(self, prompt_ids: list[int], scopes: list[Scope]) -> None:
+        if not prompt_ids:
+            raise InvalidRequest("the prompt must have at least one token, got none", param="prompt")
+        lowest, highest = min(prompt_ids), max(prompt_ids)
+        if lowest < 0 or highest >= self.info.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidRequest(
+                f"the prompt must be made of token ids from 0 to {self.info.vocab_size - 1}, got {wrong}",
+                param="prompt",
+            )
+        ends = [scope.end_token for scope in scopes]
+        if not ends or ends != sorted(ends) or ends[-1] != END:
+            raise InvalidRequest(f"scopes must ascend to one without an end, got ends {ends}", param="scopes")
 
     def _find_max_output_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """What context and pool leave for the output, so that a request which runs alone always ends."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from engine.errors import EngineDeadError
 from engine.process import Core
-from engine.protocol import AddRequest, EngineInfo, EngineStats, RequestOutput
+from engine.protocol import AddRequest, EngineInfo, EngineStats, PinTrunk, RequestOutput, Scope, TrunkState, UnpinTrunk
 from engine.token_stream import TokenStream
+from engine.trunk_pins import TrunkPins
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class InprocEngineClient:
         self._info = info
         self._streams: dict[str, TokenStream] = {}
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._pins = TrunkPins(self._send_pin)
         self._lock = threading.Lock()
         self._arrived: dict[
             str, RequestOutput
@@ -48,6 +50,7 @@ class InprocEngineClient:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
         self._became_ready.set()
+        self._pins.resend()
 
     # ---- EngineClient
 
@@ -72,6 +75,12 @@ class InprocEngineClient:
         self._commands.put(lambda: self._add(request))
         return stream
 
+    async def pin(self, trunk_id: str, token_ids: list[int], scopes: list[Scope]) -> TrunkState:
+        return await self._pins.pin(trunk_id, token_ids, scopes)
+
+    async def unpin(self, trunk_id: str) -> None:
+        self._pins.unpin(trunk_id)
+
     async def stats(self) -> EngineStats:
         self._need_ready()
         answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
@@ -95,6 +104,10 @@ class InprocEngineClient:
         if not self.is_ready:
             raise EngineDeadError(f"the engine is not ready: {self._reason}")
 
+    def _send_pin(self, message: PinTrunk | UnpinTrunk) -> None:
+        if self.is_ready:
+            self._commands.put(lambda: self._take_pin(message))
+
     def _abort(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:
             self._commands.put(lambda: self._core.abort([request_id]))
@@ -102,6 +115,7 @@ class InprocEngineClient:
     def _lose(self, reason: str) -> None:
         self._became_ready.clear()
         self._reason = reason
+        self._pins.close(reason)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(f"the engine is gone: {reason}"))
@@ -131,6 +145,8 @@ class InprocEngineClient:
                 if self._core.has_work:
                     was_busy = True
                     self._hand_over(self._core.step())
+                    for state in self._core.take_trunk_news():
+                        self._tell(state)
                 elif was_busy and has_rested:
                     was_busy = False
                     self._core.check_integrity()
@@ -153,6 +169,17 @@ class InprocEngineClient:
         refusal = self._core.add(request)
         if refusal is not None:
             self._hand_over([refusal])
+
+    def _take_pin(self, message: PinTrunk | UnpinTrunk) -> None:
+        if isinstance(message, UnpinTrunk):
+            self._core.unpin(message.trunk_id)
+            return
+        state = self._core.pin(message)
+        if state is not None:
+            self._tell(state)
+
+    def _tell(self, state: TrunkState) -> None:
+        self._call_loop(lambda: self._pins.take(state))
 
     def _answer(self, answer: asyncio.Future[EngineStats]) -> None:
         stats = self._core.stats()

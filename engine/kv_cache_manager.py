@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from engine.block_hash import hash_block, scope_of_block
 from engine.block_pool import Block, BlockPool
+from engine.pins import Pins
 from engine.prefix_cache import Entry, Prefix, PrefixCache, Tail
 from engine.protocol import BlockStats
 from engine.scheduled_batch import BlockCopy
@@ -19,10 +20,18 @@ class KVCacheManager:
     `root` is where the hash chains of this model start (`engine.block_hash.root_hash`).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, root: bytes, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        root: bytes,
+        enable_prefix_caching: bool = True,
+        pin_budget_blocks: int = 0,
+    ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache()
+        self.pins = Pins(self.pool, pin_budget_blocks)
         self._root = root
         self._trunk_hashes = TrunkHashes(block_size)
         self._enable_prefix_caching = enable_prefix_caching
@@ -206,11 +215,32 @@ class KVCacheManager:
         return hashes
 
     def commit_end(self, sequence: Sequence) -> None:
-        """Publishes what is computed of the block in which a sequence ends."""
-        if self._enable_prefix_caching and sequence.num_computed_tokens % self.block_size:
-            self._publish_tail(sequence, sequence.num_computed_tokens)
+        """Publishes what is computed of the block in which a sequence ends.
 
-    def _publish_tail(self, sequence: Sequence, end: int) -> None:
+        That of a trunk stands in for the same tail of another sequence, which may still be filling its block.
+        """
+        if self._enable_prefix_caching and sequence.num_computed_tokens % self.block_size:
+            self._publish_tail(sequence, sequence.num_computed_tokens, replace=sequence.is_trunk)
+
+    def find_all_blocks(self, sequence: Sequence) -> list[Block] | None:
+        """Blocks in which all its tokens can be found, the last one too; None if they cannot."""
+        index, num_left = divmod(sequence.num_tokens, self.block_size)
+        self._hash_blocks(sequence, index)
+        hashes = sequence.block_hashes[:index]
+        blocks = list(self.cache.find_full_blocks(hashes).blocks)
+        if len(blocks) < index:
+            return None
+        if num_left:
+            parent = hashes[-1] if hashes else self._root
+            scope = scope_of_block(sequence.scopes, sequence.num_tokens)
+            token_ids = sequence.token_ids[-num_left:]
+            tail = self.cache.find_tail(parent, scope, token_ids, num_left, num_left)
+            if tail is None:
+                return None
+            blocks.append(tail.block)
+        return blocks
+
+    def _publish_tail(self, sequence: Sequence, end: int, *, replace: bool = False) -> None:
         index, num_tokens = divmod(end, self.block_size)
         self._hash_blocks(sequence, index)
         parent = sequence.block_hashes[index - 1] if index else self._root
@@ -222,7 +252,7 @@ class KVCacheManager:
             tuple(sequence.token_ids[end - num_tokens : end]),
             self.pool.blocks[sequence.block_table[index]],
         )
-        self._reuse_first(self.cache.publish_tail(tail))
+        self._reuse_first(self.cache.publish_tail(tail, replace=replace))
 
     def free(self, sequence: Sequence) -> None:
         """Gives all blocks back, tail first. A second call finds an empty table and does nothing."""
@@ -237,17 +267,22 @@ class KVCacheManager:
             free=self.pool.num_free,
             cached=len(self.cache),
             referenced=self.pool.num_referenced,
-            pinned=0,
+            pinned=self.pins.num_blocks,
         )
 
     def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError, with data, unless the tables of these (all that run) explain every reference."""
+        """Raises AssertionError, with data, unless pins, and the tables of all that run, explain each reference."""
         self.pool.check_integrity()
         self.cache.check_integrity(self._root)
+        self.pins.check_integrity()
         expected: dict[int, list[str]] = {}
         for sequence in sequences:
             for block_id in sequence.block_table:
                 expected.setdefault(block_id, []).append(sequence.request_id)
+        for trunk_id, blocks in self.pins.holders():
+            for block in blocks:
+                assert block.is_cached, f"{block} is pinned for {trunk_id!r}, but nobody can find it"
+                expected.setdefault(block.block_id, []).append(f"trunk {trunk_id}")
         for block in self.pool.blocks:
             holders = expected.get(block.block_id, [])
             assert block.ref_count == len(holders), f"{block} is held by {holders}"

@@ -114,11 +114,11 @@ class PrefixCache:
     def publish_tail(self, tail: Tail, *, replace: bool = False) -> list[Block]:
         """Makes the written beginning of a block findable; returns the blocks that nothing finds any more for it.
 
-        With `replace` it stands in for the same tail of another block, without it that one stays.
+        With `replace` it stands in for the same tail of another block, unless that is pinned; else that one stays.
         """
         tails = self._tails.setdefault(tail.parent, {}).setdefault(tail.scope, {})
         known = tails.get(tail.token_ids)
-        if known is not None and (known.block is tail.block or not replace):
+        if known is not None and (known.block is tail.block or known.block.num_pins or not replace):
             self.touch(known)
             return []
         unreachable = self._remove_tails([known] if known is not None else [])

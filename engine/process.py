@@ -4,7 +4,8 @@
 
 A gateway is a connection of a DEALER. It may have `MAX_UNACKNOWLEDGED` step messages on their way; without that
 credit the outputs of each request are merged here. A gateway whose connection is gone is noticed at the next message
-to it, and one that is silent for `lease_s` although it has requests counts as gone too: its requests are aborted.
+to it, and one that is silent for `lease_s` although it has requests or pins counts as gone too: its requests are
+aborted, and what only it had pinned is no longer kept.
 """
 
 import contextlib
@@ -15,13 +16,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Protocol
 
 import msgspec
 import zmq
 
+from engine.gateway import Gateway
 from engine.protocol import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -35,19 +36,21 @@ from engine.protocol import (
     FromEngine,
     Hello,
     LastWords,
+    PinTrunk,
     RequestOutput,
     StatsQuery,
     StatsReply,
     StepOutputs,
+    TrunkPin,
+    TrunkState,
+    UnpinTrunk,
     decode_to_engine,
     encode,
 )
+from engine.trunk_holders import TrunkHolders
 
 log = logging.getLogger(__name__)
 
-MAX_UNACKNOWLEDGED = 8
-"""Step messages on their way to one gateway. More than one, so that the round trip of an acknowledgement does not
-delay tokens; few, so that a gateway that falls behind gets merged outputs instead of a queue."""
 MAX_MESSAGES_PER_STEP = 1024
 """Taken in before the next step, so that a flood of messages cannot stop the requests that run."""
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -67,26 +70,12 @@ class Core(Protocol):
     def has_work(self) -> bool: ...
     def add(self, request: AddRequest) -> RequestOutput | None: ...
     def abort(self, request_ids: Iterable[str]) -> None: ...
+    def pin(self, message: PinTrunk) -> TrunkState | None: ...
+    def unpin(self, trunk_id: str) -> None: ...
+    def take_trunk_news(self) -> list[TrunkState]: ...
     def step(self) -> list[RequestOutput]: ...
     def stats(self) -> EngineStats: ...
     def check_integrity(self) -> None: ...
-
-
-@dataclass(eq=False)
-class Gateway:
-    """One connection. Its identity was given by the ROUTER and never comes back after the connection has gone."""
-
-    identity: bytes
-    last_seen: float
-    request_ids: set[str] = field(default_factory=set)
-    pending: dict[str, RequestOutput] = field(default_factory=dict)
-    """Merged outputs that wait for credit, one for each request."""
-    last_step_id: int = 0
-    acknowledged_step_id: int = 0
-
-    @property
-    def has_credit(self) -> bool:
-        return self.last_step_id - self.acknowledged_step_id < MAX_UNACKNOWLEDGED
 
 
 class EngineProcess:
@@ -111,6 +100,7 @@ class EngineProcess:
         self._ready = EngineReady(PROTOCOL_VERSION, secrets.token_hex(8), info)
         self._gateways: dict[bytes, Gateway] = {}
         self._owners: dict[str, Gateway] = {}
+        self._trunks: TrunkHolders[Gateway] = TrunkHolders(core)
         self._is_stopping = False
         self._was_busy = False
         # written by a signal handler through signal.set_wakeup_fd: a poll that blocks returns
@@ -149,6 +139,9 @@ class EngineProcess:
                 elif self._was_busy and has_rested:
                     self._was_busy = False
                     self._core.check_integrity()
+                for state in self._core.take_trunk_news():
+                    for gateway in self._trunks.take_news(state):
+                        self._send(gateway, state)
                 self._flush()
             self._say_last_words("the engine was told to stop")
         except Exception as e:
@@ -177,10 +170,13 @@ class EngineProcess:
         """0 while there is work; else until the next lease ends, or the pool is to be checked; else None (block)."""
         if self._core.has_work:
             return 0
-        leases = [g.last_seen + self._lease_s for g in self._gateways.values() if g.request_ids]
+        leases = [g.last_seen + self._lease_s for g in self._gateways.values() if self._has_lease(g)]
         if not leases:
             return REST_MS if self._was_busy else None
         return max(0, int((min(leases) - self._clock()) * 1000) + 1)
+
+    def _has_lease(self, gateway: Gateway) -> bool:
+        return bool(gateway.request_ids) or gateway in self._trunks
 
     def _drain(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -215,6 +211,12 @@ class EngineProcess:
             gateway.acknowledged_step_id = max(gateway.acknowledged_step_id, min(message.step_id, gateway.last_step_id))
         elif isinstance(message, StatsQuery):
             self._send(gateway, StatsReply(message.query_id, self._core.stats()))
+        elif isinstance(message, PinTrunk):
+            state = self._trunks.pin(gateway, message)
+            if state is not None:
+                self._send(gateway, state)
+        elif isinstance(message, UnpinTrunk):
+            self._trunks.unpin(gateway, message.trunk_id)
         elif isinstance(message, Hello):
             self._welcome(gateway, message)
 
@@ -255,8 +257,10 @@ class EngineProcess:
     def _abort_expired(self) -> None:
         now = self._clock()
         for gateway in list(self._gateways.values()):
-            if gateway.request_ids and now - gateway.last_seen >= self._lease_s:
+            if self._has_lease(gateway) and now - gateway.last_seen >= self._lease_s:
                 log.warning("a gateway was silent for %.1f s: aborting its requests", now - gateway.last_seen)
+                for trunk_id in self._trunks.drop(gateway):
+                    self._send(gateway, TrunkState(trunk_id, TrunkPin.FAILED, 0, 0))
                 expired = list(gateway.request_ids)
                 self._abort(gateway, expired)
                 # It may only have been stopped for a while: then its streams must learn of it.
@@ -264,6 +268,7 @@ class EngineProcess:
 
     def _drop(self, gateway: Gateway) -> None:
         del self._gateways[gateway.identity]
+        self._trunks.drop(gateway)
         self._abort(gateway, list(gateway.request_ids))
         gateway.pending.clear()
 

@@ -3,7 +3,8 @@
 One message per engine step and gateway, not one per token and stream. The gateway sends `Hello` on each connection
 and gets `EngineReady`; it acknowledges each `StepOutputs`, which is the engine's credit to send further ones: without
 credit the engine merges outputs of one request, so that what waits for a slow gateway is bounded by its answers.
-While it has requests the gateway renews its lease; an engine whose gateway fell silent aborts its requests.
+While it has requests or pins the gateway renews its lease; an engine whose gateway fell silent aborts its requests and
+drops its pins.
 """
 
 import enum
@@ -13,7 +14,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class FinishReason(enum.StrEnum):
@@ -79,14 +80,32 @@ class Acknowledge(msgspec.Struct, tag="ack", array_like=True):
 
 
 class Lease(msgspec.Struct, tag="lease", array_like=True):
-    """I am alive. Sent every `lease_s / 3` while the gateway has requests."""
+    """I am alive. Sent every `lease_s / 3` while the gateway has requests or pins."""
 
 
 class StatsQuery(msgspec.Struct, tag="stats?", array_like=True):
     query_id: int
 
 
-ToEngine = Hello | AddRequest | AbortRequests | Acknowledge | Lease | StatsQuery
+class PinTrunk(msgspec.Struct, tag="pin", array_like=True):
+    """Compute these tokens and keep their KV. Answered by a `TrunkState`, as soon as it is decided.
+
+    Idempotent: an id stands for one text for ever, so an edited trunk has another id. A trunk stays until each gateway
+    that asked for it has taken it back or is gone.
+    """
+
+    trunk_id: str
+    token_ids: list[int]
+    scopes: list[Scope]
+
+
+class UnpinTrunk(msgspec.Struct, tag="unpin", array_like=True):
+    """An unknown id is no error."""
+
+    trunk_id: str
+
+
+ToEngine = Hello | AddRequest | AbortRequests | Acknowledge | Lease | StatsQuery | PinTrunk | UnpinTrunk
 
 
 # ---- engine to gateway
@@ -163,7 +182,10 @@ class StepOutputs(msgspec.Struct, tag="step", array_like=True):
 
 
 class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
-    """free + referenced = total; `free` includes cached blocks that nobody reads; the null block is not counted."""
+    """free + referenced = total; `free` includes cached blocks that nobody reads; the null block is not counted.
+
+    `referenced` includes the `pinned` ones, so that an idle engine has referenced = pinned.
+    """
 
     total: int
     free: int
@@ -190,13 +212,31 @@ class StatsReply(msgspec.Struct, tag="stats", array_like=True):
     stats: EngineStats
 
 
+class TrunkPin(enum.StrEnum):
+    PINNED = "pinned"
+    OVER_BUDGET = "over_budget"
+    """It was computed and is found like any other prompt, as long as blocks last."""
+    FAILED = "failed"
+    """The engine knows nothing of it: it could never be served, its step failed, or the gateway's lease ended."""
+
+
+class TrunkState(msgspec.Struct, tag="trunk", array_like=True, frozen=True):
+    """Comes once for each `PinTrunk`, and again whenever it changes."""
+
+    trunk_id: str
+    state: TrunkPin
+    num_tokens: int
+    num_blocks: int
+    """That hold its tokens; shared ones count for each trunk."""
+
+
 class LastWords(msgspec.Struct, tag="dead", array_like=True):
     """The engine ends because of this."""
 
     reason: str
 
 
-FromEngine = EngineReady | StepOutputs | StatsReply | LastWords
+FromEngine = EngineReady | StepOutputs | StatsReply | TrunkState | LastWords
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -4,8 +4,7 @@ There is no prefill phase and no decode phase: `num_computed_tokens` of each seq
 token budget. Chunked prefill, prefix cache hits and resuming after a preemption need no case of their own.
 """
 
-from dataclasses import dataclass
-
+from engine.counters import SchedulerCounters
 from engine.errors import EngineError
 from engine.followers import Followers
 from engine.forest import SharedNode, find_shared_nodes
@@ -20,20 +19,6 @@ MAX_BYPASSES = 32
 """Requests admitted past one that waits for blocks; then all wait until enough are free for it."""
 MAX_MISFITS = 8
 """Requests tried in one step that do not fit, before looking for smaller ones is given up."""
-
-
-@dataclass(slots=True)
-class SchedulerCounters:
-    """Of this engine's life."""
-
-    query_tokens: int = 0
-    hit_tokens: int = 0
-    """Prompts counted once: at the first admission, of several choices the first."""
-    prompt_tokens_computed: int = 0
-    """Recomputed ones too."""
-    generation_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
 
 
 class Scheduler:
@@ -101,7 +86,7 @@ class Scheduler:
         extends: list[Sequence] = []
         for sequence in ready:
             has_one_left = len(sequence.token_ids) - sequence.num_computed_tokens == 1
-            (decodes if has_one_left else extends).append(sequence)
+            (decodes if has_one_left and not sequence.is_trunk else extends).append(sequence)
         budget = self._max_num_batched_tokens - len(decodes)
         chunks: list[ScheduledSequence] = []
         for sequence in extends:
@@ -112,6 +97,8 @@ class Scheduler:
         # who was preempted has the first claim on what is free: nobody else may take it in the same step
         if not has_preempted:
             self._admit(budget, decodes, chunks, copies)
+            while not decodes and not chunks and self.waiting and self._make_room():
+                self._admit(budget, decodes, chunks, copies)
         if decodes != self._decodes:
             # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
             # place among the rows: what rows share changes only with the rows.
@@ -126,7 +113,7 @@ class Scheduler:
     def _schedule_chunk(sequence: Sequence, budget: int, chunks: list[ScheduledSequence]) -> int:
         num_uncomputed = sequence.num_uncomputed_tokens
         num_new = min(num_uncomputed, budget)
-        chunks.append(ScheduledSequence(sequence, num_new, num_new == num_uncomputed))
+        chunks.append(ScheduledSequence(sequence, num_new, num_new == num_uncomputed and not sequence.is_trunk))
         return num_new
 
     def _grow(self, sequence: Sequence) -> bool:
@@ -134,12 +121,22 @@ class Scheduler:
         if sequence.status is not SequenceStatus.RUNNING:
             return False  # preempted a moment ago, for one before it
         while self.kv.try_allocate_slots(sequence, sequence.num_tokens) is None:
+            if len(self.running) == 1 and self.kv.pins.try_drop_newest():
+                continue
             victim = self._find_victim()
             assert len(self.running) > 1, f"{sequence.request_id!r} does not fit though it runs alone"
             self._preempt(victim)
             if victim is sequence:
                 return False
         return True
+
+    def _make_room(self) -> bool:
+        """Nothing runs, and nothing that waits fits beside the pins: they give way to requests, but not to trunks."""
+        for sequence in self.waiting:
+            if sequence.is_trunk:
+                self._finish(sequence, FinishReason.ERROR)
+                return True
+        return self.kv.pins.try_drop_newest()
 
     def _find_victim(self) -> Sequence:
         """The newest request names the tenant; of that tenant's the least urgent goes, and of those the newest."""
@@ -190,7 +187,7 @@ class Scheduler:
                 misfit.num_bypasses += 1
             self._start(sequence)
             done.append(sequence)
-            if sequence.num_uncomputed_tokens == 1:
+            if sequence.num_uncomputed_tokens == 1 and not sequence.is_trunk:
                 decodes.append(sequence)
                 budget -= 1
             else:
@@ -216,7 +213,7 @@ class Scheduler:
         self.followers.claim(sequence, self.kv.unpublished_hashes(sequence))
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed_tokens
-            if sequence.choice == 0:
+            if sequence.choice == 0 and not sequence.is_trunk:
                 self.counters.query_tokens += sequence.num_prompt_tokens
                 self.counters.hit_tokens += sequence.num_cached_tokens
 
@@ -246,6 +243,8 @@ class Scheduler:
                 self._wake(self.followers.publish(self.kv.commit_tails(sequence)))
             if sampled is not None:
                 outputs.append(self._take_token(sequence, sampled))
+            elif sequence.is_trunk and num_computed == sequence.num_tokens:
+                self._finish(sequence, FinishReason.STOP)
         return outputs
 
     def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
@@ -292,7 +291,9 @@ class Scheduler:
         outputs = []
         for sequence, _, _ in batch.sequences:
             if sequence.status is SequenceStatus.RUNNING:
-                outputs.append(self._fail(sequence, error))
+                output = self._fail(sequence, error)
+                if not sequence.is_trunk:
+                    outputs.append(output)
         return outputs
 
     def _fail(self, sequence: Sequence, error: ErrorInfo) -> RequestOutput:

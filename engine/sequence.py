@@ -35,6 +35,8 @@ class Sequence:
     priority: int = 0
     arrival: int = 0
     """Counts up with each request that the engine accepted."""
+    is_trunk: bool = False
+    """Only its KV is wanted: it draws no token and ends when all are computed."""
 
     token_ids: list[int] = field(init=False)
     """Prompt and output; append-only."""

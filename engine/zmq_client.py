@@ -23,15 +23,20 @@ from engine.protocol import (
     Hello,
     LastWords,
     Lease,
+    PinTrunk,
     RequestOutput,
+    Scope,
     StatsQuery,
     StatsReply,
     StepOutputs,
     ToEngine,
+    TrunkState,
+    UnpinTrunk,
     decode_from_engine,
     encode,
 )
 from engine.token_stream import TokenStream
+from engine.trunk_pins import TrunkPins
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +74,7 @@ class ZmqEngineClient:
         self._streams: dict[str, TokenStream] = {}
         self._queries: dict[int, asyncio.Future[EngineStats]] = {}
         self._query_ids: Iterator[int] = itertools.count(1)
+        self._pins = TrunkPins(self._send_if_ready)
         self._ready: EngineReady | None = None
         self._became_ready = asyncio.Event()
         self._reason = "it has not been reached yet"
@@ -88,6 +94,7 @@ class ZmqEngineClient:
         if self._task is None:
             return
         self._abort_all()
+        self._pins.close("this client is closed")
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._context is not None:
@@ -121,6 +128,12 @@ class ZmqEngineClient:
         self._send_bytes(data)
         return stream
 
+    async def pin(self, trunk_id: str, token_ids: list[int], scopes: list[Scope]) -> TrunkState:
+        return await self._pins.pin(trunk_id, token_ids, scopes)
+
+    async def unpin(self, trunk_id: str) -> None:
+        self._pins.unpin(trunk_id)
+
     async def stats(self) -> EngineStats:
         self._need_ready()
         query_id = next(self._query_ids)
@@ -147,6 +160,10 @@ class ZmqEngineClient:
         if self._socket is not None:
             self._socket.send(data)
 
+    def _send_if_ready(self, message: PinTrunk | UnpinTrunk) -> None:
+        if self._ready is not None:
+            self._send(message)
+
     def _abort(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:
             self._send(AbortRequests([request_id]))
@@ -170,6 +187,7 @@ class ZmqEngineClient:
             log.exception("the client of the engine at %s broke", self._address)
             raise
         finally:
+            self._pins.close("this client is closed")
             self._end("this client is closed")
 
     async def _serve_connection(self, context: zmq.asyncio.Context) -> None:
@@ -213,7 +231,7 @@ class ZmqEngineClient:
     async def _renew_lease(self) -> None:
         while True:
             await asyncio.sleep(self._lease_s / 3)
-            if self._streams:
+            if self._streams or len(self._pins):
                 self._send(Lease())
 
     def _lose(self, reason: str) -> None:
@@ -249,6 +267,8 @@ class ZmqEngineClient:
             answer = self._queries.get(message.query_id)
             if answer is not None and not answer.done():
                 answer.set_result(message.stats)
+        elif isinstance(message, TrunkState):
+            self._pins.take(message)
         elif isinstance(message, LastWords):
             self._lose(message.reason)
 
@@ -259,8 +279,11 @@ class ZmqEngineClient:
             raise ProtocolFault(f"it serves model {ready.info.fingerprint!r}, expected {self._fingerprint!r}")
         if self._ready is not None and self._ready.epoch != ready.epoch:
             self._lose(f"epoch {self._ready.epoch} ended, {ready.epoch} began")
+        is_new = self._ready is None
         self._ready = ready
         self._became_ready.set()
+        if is_new:
+            self._pins.resend()
 
     def _take_outputs(self, step: StepOutputs) -> None:
         if step.step_id != self._last_step_id + 1:

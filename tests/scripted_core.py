@@ -13,8 +13,11 @@ from engine.protocol import (
     EngineStats,
     ErrorInfo,
     FinishReason,
+    PinTrunk,
     RequestOutput,
     TokenLogprobs,
+    TrunkPin,
+    TrunkState,
 )
 from tests.byte_model import BYTE_VOCAB_SIZE
 
@@ -72,7 +75,7 @@ class _Running:
 
 @dataclass(eq=False)
 class ScriptedCore:
-    """What `engine.core.EngineCore` is to the loop of the engine process: add, abort, has_work, step, stats."""
+    """What `engine.core.EngineCore` is to the loop of the engine process: add, abort, pin, has_work, step, stats."""
 
     info: EngineInfo
     script: Script = echo
@@ -84,6 +87,10 @@ class ScriptedCore:
     aborted: list[str] = field(default_factory=list)
     """Those that were aborted while they ran."""
     running: dict[str, _Running] = field(default_factory=dict)
+    trunks: dict[str, PinTrunk] = field(default_factory=dict)
+    """What is pinned, in the order in which it came."""
+    trunk_pin: TrunkPin = TrunkPin.PINNED
+    """What every pin is answered with."""
     num_steps: int = 0
     num_generated: int = 0
 
@@ -105,6 +112,18 @@ class ScriptedCore:
         for request_id in request_ids:
             if self.running.pop(request_id, None) is not None:
                 self.aborted.append(request_id)
+
+    def pin(self, message: PinTrunk) -> TrunkState | None:
+        if self.trunk_pin is not TrunkPin.FAILED:
+            self.trunks[message.trunk_id] = message
+        num_tokens = len(message.token_ids)
+        return TrunkState(message.trunk_id, self.trunk_pin, num_tokens, -(-num_tokens // self.info.block_size))
+
+    def unpin(self, trunk_id: str) -> None:
+        self.trunks.pop(trunk_id, None)
+
+    def take_trunk_news(self) -> list[TrunkState]:
+        return []
 
     @property
     def has_work(self) -> bool:
@@ -194,10 +213,11 @@ class ScriptedCore:
         return output
 
     def stats(self) -> EngineStats:
-        """One block is referenced for each running request, so an idle engine has none."""
-        total, referenced = self.info.num_blocks, min(len(self.running), self.info.num_blocks)
+        """One block is referenced for each running request, and one for each pinned trunk."""
+        total, pinned = self.info.num_blocks, len(self.trunks)
+        referenced = min(len(self.running) + pinned, total)
         return EngineStats(
-            blocks=BlockStats(total=total, free=total - referenced, cached=0, referenced=referenced, pinned=0),
+            blocks=BlockStats(total=total, free=total - referenced, cached=0, referenced=referenced, pinned=pinned),
             running=len(self.running),
             waiting=0,
             query_tokens=sum(len(r.prompt_ids) for r in self.requests if r.choice == 0),

@@ -32,9 +32,20 @@ from engine.errors import EngineDeadError
 from engine.parent_death import die_with_parent
 from engine.prepared import PreparedModel
 from engine.process import serve
-from engine.protocol import END, AddRequest, EngineInfo, EngineStats, RequestOutput, Scope
+from engine.protocol import (
+    END,
+    AddRequest,
+    EngineInfo,
+    EngineStats,
+    PinTrunk,
+    RequestOutput,
+    Scope,
+    TrunkState,
+    UnpinTrunk,
+)
 from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
+from engine.trunk_pins import TrunkPins
 from tests.byte_model import BYTE_VOCAB_SIZE, END_OF_TEXT, IM_END, IM_START, byte_model_info, make_byte_model
 from tests.scripted_core import Die, Fail, Item, Pause, Script, ScriptedCore, echo, say
 
@@ -66,6 +77,7 @@ class ScriptedEngineClient:
     ) -> None:
         self.core = ScriptedCore(info or byte_model_info(), script, num_cached_tokens)
         self._streams: dict[str, TokenStream] = {}
+        self._pins = TrunkPins(self._send_pin)
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()  # set, and replaced, at each change that a wait_* may look for
         self._task: asyncio.Task[None] | None = None
@@ -100,12 +112,19 @@ class ScriptedEngineClient:
         self._go()
         return stream
 
+    async def pin(self, trunk_id: str, token_ids: list[int], scopes: list[Scope]) -> TrunkState:
+        return await self._pins.pin(trunk_id, token_ids, scopes)
+
+    async def unpin(self, trunk_id: str) -> None:
+        self._pins.unpin(trunk_id)
+
     async def stats(self) -> EngineStats:
         if not self.is_ready:
             raise EngineDeadError("the engine is not ready")
         return self.core.stats()
 
     async def close(self) -> None:
+        self._pins.close("the engine client is closed")
         self.die("the engine client is closed")
         if self._task is not None:
             self._task.cancel()
@@ -124,6 +143,11 @@ class ScriptedEngineClient:
         return self.core.aborted
 
     @property
+    def trunks(self) -> list[PinTrunk]:
+        """What is pinned, in the order in which it came."""
+        return list(self.core.trunks.values())
+
+    @property
     def num_running(self) -> int:
         return len(self.core.running)
 
@@ -136,6 +160,7 @@ class ScriptedEngineClient:
         """All streams fail, `is_ready` is false until `revive`."""
         self._ready.clear()
         self.core.running.clear()
+        self.core.trunks.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(EngineDeadError(reason))
@@ -143,6 +168,7 @@ class ScriptedEngineClient:
 
     def revive(self) -> None:
         self._ready.set()
+        self._pins.resend()
         self._notify()
 
     async def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -164,7 +190,21 @@ class ScriptedEngineClient:
     async def wait_idle(self) -> None:
         await self.wait_for(lambda: not self.core.running)
 
+    async def wait_pinned(self, num_trunks: int = 1) -> None:
+        await self.wait_for(lambda: len(self.core.trunks) >= num_trunks)
+
     # -- inside
+
+    def _send_pin(self, message: PinTrunk | UnpinTrunk) -> None:
+        if not self.is_ready:
+            return
+        if isinstance(message, UnpinTrunk):
+            self.core.unpin(message.trunk_id)
+        else:
+            state = self.core.pin(message)
+            assert state is not None
+            self._pins.take(state)
+        self._notify()
 
     def _abort(self, request_id: str) -> None:
         self._streams.pop(request_id, None)

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.errors import EngineDeadError
-from engine.protocol import END, AddRequest, FinishReason, RequestOutput, Scope
+from engine.protocol import END, AddRequest, FinishReason, PinTrunk, RequestOutput, Scope
 from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
 from tests.scripted_engine import IM_END, Die, Fail, Pause, ScriptedEngineClient, byte_model_info, make_byte_model, say
@@ -78,6 +78,19 @@ async def test_failure_refusal_and_death() -> None:
     engine.revive()
     await ready
     assert engine.info == byte_model_info()
+
+
+async def test_pins_come_again_after_a_death() -> None:
+    engine = ScriptedEngineClient()
+    scopes = [Scope(END, b"assistant")]
+    assert (await engine.pin("t", [1, 2], scopes)).state == "pinned"
+    engine.die()
+    assert engine.trunks == []
+    engine.revive()
+    assert engine.trunks == [PinTrunk("t", [1, 2], scopes)]
+    await engine.unpin("t")
+    assert engine.trunks == []
+    await engine.close()
 
 
 def test_byte_model_needs_no_torch_and_maps_bytes_to_themselves(tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ from zlib import crc32
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.protocol import END, AddRequest, EngineInfo, FinishReason, RequestOutput, Scope, TokenLogprobs
+from engine.protocol import (
+    END,
+    AddRequest,
+    EngineInfo,
+    FinishReason,
+    PinTrunk,
+    RequestOutput,
+    Scope,
+    TokenLogprobs,
+    TrunkState,
+)
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 
@@ -84,6 +94,7 @@ class Bench:
         max_num_batched_tokens: int = 64,
         max_waiting: int = 100,
         enable_prefix_caching: bool = True,
+        pin_budget: float = 0.2,
     ) -> None:
         self.info = EngineInfo(
             model_name="fake",
@@ -101,10 +112,12 @@ class Bench:
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             enable_prefix_caching=enable_prefix_caching,
+            pin_budget=pin_budget,
             check_kv=True,
         )
         self.runner = FakeRunner(self.info)
         self.core = EngineCore(config, self.info, self.runner)
+        self.trunk_news: list[TrunkState] = []
         self.outputs: dict[str, RequestOutput] = {}
         """All that came for each request, merged."""
 
@@ -135,12 +148,24 @@ class Bench:
             self.outputs[request_id] = refusal
         return refusal
 
+    def pin(self, trunk_id: str, token_ids: Ids[int], scope: bytes = b"assistant") -> TrunkState | None:
+        return self.core.pin(PinTrunk(trunk_id, list(token_ids), [Scope(END, scope)]))
+
+    def pinned(self, trunk_id: str, token_ids: Ids[int], scope: bytes = b"assistant") -> tuple[str, int, int]:
+        """State, tokens and blocks of a trunk when all work is done."""
+        state = self.pin(trunk_id, token_ids, scope)
+        if state is None:
+            self.run()
+            state = [news for news in self.trunk_news if news.trunk_id == trunk_id][-1]
+        return str(state.state), state.num_tokens, state.num_blocks
+
     def step(self, num_steps: int = 1) -> list[RequestOutput]:
         """Outputs of the last step."""
         outputs: list[RequestOutput] = []
         for _ in range(num_steps):
             outputs = self.core.step()
             self.core.check_integrity()
+            self.trunk_news += self.core.take_trunk_news()
             for output in outputs:
                 if output.request_id in self.outputs:
                     self.outputs[output.request_id].merge(output)

@@ -10,11 +10,13 @@ import pytest
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
 from engine.inproc_client import InprocEngineClient
-from engine.protocol import END, AddRequest, FinishReason, RequestOutput, Scope
+from engine.protocol import END, AddRequest, FinishReason, RequestOutput, Scope, TrunkPin, TrunkState
 from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
+from tests.engine.fake_runner import Bench
 from tests.scripted_engine import IM_END, Die, Pause, Script, ScriptedCore, byte_model_info, echo
 
+SCOPES = [Scope(END, b"assistant")]
 Make = Callable[..., Awaitable[InprocEngineClient]]
 
 
@@ -142,6 +144,22 @@ async def test_closing_fails_what_runs(make: Make) -> None:
         await waiting
     with pytest.raises(EngineDeadError):
         _ = client.info
+
+
+async def test_pins_of_a_core_that_answers_at_once_or_after_a_step(make: Make) -> None:
+    client = await make()
+    assert (await client.pin("t", list(range(20)), SCOPES)).state is TrunkPin.PINNED
+    await client.unpin("t")
+    assert (await client.stats()).blocks.pinned == 0
+    bench = Bench(20)
+    real = InprocEngineClient(bench.core, bench.info)
+    waiting = asyncio.create_task(real.pin("t", list(range(20)), SCOPES))
+    await asyncio.sleep(0)
+    await real.start()
+    assert await waiting == TrunkState("t", TrunkPin.PINNED, 20, 3)
+    await real.close()
+    with pytest.raises(EngineDeadError):
+        await real.pin("u", [1], SCOPES)
 
 
 def test_torch_is_not_needed() -> None:

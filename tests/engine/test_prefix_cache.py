@@ -109,6 +109,13 @@ def test_a_tail_can_be_replaced_by_that_of_another_block():
     cache.check_integrity(ROOT)
 
 
+def test_a_pinned_tail_is_replaced_by_no_other():
+    cache = PrefixCache()
+    cache.publish_tail(tail(ROOT, (5,), Block(1, num_pins=1)))
+    assert cache.publish_tail(tail(ROOT, (5,), Block(2)), replace=True) == []
+    assert find_tail(cache, ROOT, 5) == 1
+
+
 def test_pinned_tails_make_no_room():
     cache = PrefixCache()
     for i in range(MAX_TAILS):

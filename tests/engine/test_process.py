@@ -14,7 +14,8 @@ import psutil
 import pytest
 import zmq
 
-from engine.process import MAX_UNACKNOWLEDGED, EngineProcess
+from engine.gateway import MAX_UNACKNOWLEDGED
+from engine.process import EngineProcess
 from engine.protocol import (
     END,
     PROTOCOL_VERSION,
@@ -27,11 +28,15 @@ from engine.protocol import (
     Hello,
     LastWords,
     Lease,
+    PinTrunk,
     Scope,
     StatsQuery,
     StatsReply,
     StepOutputs,
     ToEngine,
+    TrunkPin,
+    TrunkState,
+    UnpinTrunk,
     decode_from_engine,
     encode,
 )
@@ -348,3 +353,54 @@ def test_an_idle_process_sleeps(child: tuple[subprocess.Popen[bytes], Peer]) -> 
 def test_torch_is_not_needed(child: tuple[subprocess.Popen[bytes], Peer]) -> None:
     process, _ = child
     assert not any("torch" in m.path for m in psutil.Process(process.pid).memory_maps())
+
+
+# ---- pinned trunks
+
+PIN = PinTrunk("t", list(range(20)), [Scope(END, b"assistant")])
+PINNED = TrunkState("t", TrunkPin.PINNED, 20, 2)
+
+
+def test_a_trunk_is_held_by_each_gateway_that_asked(serve: Serve) -> None:
+    engine = serve()
+    one, two = engine.peer(), engine.peer()
+    for peer in (one, two, one):
+        peer.send(PIN)
+        assert peer.receive() == PINNED
+    one.send(UnpinTrunk("t"), UnpinTrunk("unknown"))
+    assert one.num_running() == 0  # it has been taken in
+    assert list(engine.core.trunks) == ["t"]
+    two.send(UnpinTrunk("t"))
+    assert two.num_running() == 0
+    assert list(engine.core.trunks) == []
+
+
+def test_pins_end_with_the_lease_and_their_gateway_learns_of_it(serve: Serve) -> None:
+    clock = Clock()
+    engine = serve(clock=clock, lease_s=10.0)
+    silent, lively = engine.peer(), engine.peer()
+    for peer in (silent, lively):
+        peer.send(PIN)
+        assert peer.receive() == PINNED
+    other = PinTrunk("other", [1], [Scope(END, b"assistant")])
+    silent.send(other)
+    assert isinstance(silent.receive(), TrunkState)
+    clock.now = 9.0
+    lively.send(Lease())
+    assert lively.num_running() == 0
+    clock.now = 11.0
+    assert lively.num_running() == 0
+    lost = {silent.receive().trunk_id, silent.receive().trunk_id}  # type: ignore[union-attr]
+    assert lost == {"t", "other"}
+    assert list(engine.core.trunks) == ["t"]
+
+
+def test_pins_go_with_a_gateway_that_has_gone(serve: Serve) -> None:
+    engine = serve()
+    gone, stays = engine.peer(), engine.peer()
+    gone.send(PIN)
+    assert gone.receive() == PINNED
+    gone.socket.close()
+    while engine.core.trunks:
+        stays.send(Hello())  # whereupon all are greeted, and the one that has gone is missed
+        assert isinstance(stays.receive(), EngineReady)

@@ -32,6 +32,8 @@ from engine.protocol import (
     StatsQuery,
     StepOutputs,
     ToEngine,
+    TrunkPin,
+    TrunkState,
     decode_to_engine,
     encode,
 )
@@ -205,6 +207,23 @@ async def test_a_client_that_waits_sleeps(child: Child, client: ZmqEngineClient)
     assert sum(watched.cpu_times()[:2]) - before <= 0.02  # two ticks of the kernel's clock
     gateway.kill()
     await gateway.wait()
+
+
+async def test_pins_are_sent_again_to_each_new_engine(child: Child, client: ZmqEngineClient) -> None:
+    waiting = asyncio.create_task(client.pin("t", list(range(20)), [Scope(END, b"assistant")]))
+    child.start()
+    assert await waiting == TrunkState("t", TrunkPin.PINNED, 20, 2)
+    assert (await client.stats()).blocks.pinned == 1
+    child.kill()
+    child.start()
+    await client.wait_ready()
+    while True:
+        with contextlib.suppress(EngineDeadError):  # the dead one is not missed at once
+            await client.wait_ready()
+            if (await client.stats()).blocks.pinned == 1:
+                break
+    await client.unpin("t")
+    assert (await client.stats()).blocks.pinned == 0
 
 
 async def test_closing_aborts_and_fails_what_runs(child: Child, client: ZmqEngineClient) -> None:
