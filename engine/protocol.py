@@ -151,6 +151,8 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
     """The id that ended it, with finish reason STOP."""
     num_cached_tokens: int | None = None
     """Set with the first output: prompt tokens taken from the prefix cache."""
+    num_cached_trunk_tokens: int | None = None
+    """Set with it: those of them that lie in the first scope of several; the others are the request's own history."""
     logprobs: list[TokenLogprobs] | None = None
     """One entry for each of `token_ids`, if asked for."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -171,6 +173,7 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
             self.prompt_logprobs = later.prompt_logprobs
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
+            self.num_cached_trunk_tokens = later.num_cached_trunk_tokens
         self.finish_reason, self.stop_token_id, self.error = later.finish_reason, later.stop_token_id, later.error
 
 

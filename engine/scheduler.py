@@ -272,6 +272,7 @@ class Scheduler:
             output.logprobs = [sampled.logprobs]
         if num_output_tokens == 1:
             output.num_cached_tokens = sequence.num_cached_tokens
+            output.num_cached_trunk_tokens = sequence.num_cached_trunk_tokens
             if sequence.params.prompt_logprobs is not None:
                 output.prompt_logprobs = [None, *sequence.prompt_logprobs]
                 sequence.prompt_logprobs = []

@@ -82,6 +82,13 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_cached_trunk_tokens(self) -> int | None:
+        """Of `num_cached_tokens` those in the first scope, if there are others: what is shared with other readers."""
+        if self.num_cached_tokens is None:
+            return None
+        return min(self.num_cached_tokens, self.scopes[0].end_token) if len(self.scopes) > 1 else 0
+
+    @property
     def wants_prompt_logprobs(self) -> bool:
         """Asked for and not given yet: they come with the first output, and once."""
         return self.params.prompt_logprobs is not None and self.num_output_tokens == 0

@@ -1,5 +1,6 @@
 """The core over a real (tiny, random, float32) model: an answer does not depend on who else is served, or when."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from engine.core import EngineCore
 from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
-from engine.protocol import END, AddRequest, Scope
+from engine.protocol import END, AddRequest, PinTrunk, Scope
 from engine.sampling_params import SamplingParams
 from tests.tiny_model import make_tiny
 
@@ -33,18 +34,21 @@ class Engine:
     model: PreparedModel
     settings: dict[str, Any]
     core: EngineCore = field(init=False)
+    runner: ModelRunner = field(init=False)
     answers: dict[str, list[int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         settings = {"dtype": "float32", "device": "cpu", "block_size": 8, "num_blocks": 400, "threads": 1}
         config = EngineConfig(model_dir=str(self.model.path), check_kv=True, **{**settings, **self.settings})
-        runner = ModelRunner(self.model, config)
-        self.core = EngineCore(config, runner.info, runner)
+        self.runner = ModelRunner(self.model, config)
+        self.core = EngineCore(config, self.runner.info, self.runner)
 
-    def add(self, request_id: str, prompt_ids: list[int], **params: Any) -> None:
+    def add(
+        self, request_id: str, prompt_ids: list[int], scopes: Sequence[Scope] = (Scope(END, b""),), **params: Any
+    ) -> None:
         params = {"max_tokens": MAX_TOKENS, "temperature": 0.0, **params}
         request = AddRequest(
-            request_id=request_id, prompt_ids=prompt_ids, params=SamplingParams(**params), scopes=[Scope(END, b"")]
+            request_id=request_id, prompt_ids=prompt_ids, params=SamplingParams(**params), scopes=list(scopes)
         )
         assert self.core.add(request) is None
         self.answers[request_id] = []
@@ -60,8 +64,8 @@ class Engine:
             self.step()
         return self.answers
 
-    def ask(self, prompt_ids: list[int], **params: Any) -> list[int]:
-        self.add("ask", prompt_ids, **params)
+    def ask(self, prompt_ids: list[int], scopes: Sequence[Scope] = (Scope(END, b""),), **params: Any) -> list[int]:
+        self.add("ask", prompt_ids, scopes, **params)
         return self.run()["ask"]
 
 
@@ -109,6 +113,50 @@ def test_b02_an_abort_after_any_chunk_poisons_nothing(model, alone, num_steps):
     assert engine.ask(PROMPTS[17]) == alone[17]
     assert engine.ask(PROMPTS[16]) == alone[16]
     assert engine.ask(PROMPTS[17]) == alone[17]
+
+
+@pytest.mark.parametrize("is_parent_running", [True, False])
+def test_b08_a_child_writes_into_its_own_copy(model, is_parent_running):
+    """20 tokens in common, which end in the third block: parent and child go on differently from there."""
+    parent, child = TRUNK[:20], [*TRUNK[:20], 7, 8]
+    expected = {name: Engine(model, {}).ask(prompt_ids) for name, prompt_ids in (("p", parent), ("c", child))}
+    engine = Engine(model, {})
+    engine.add("p", parent)
+    engine.step()
+    [sequence] = engine.core.scheduler.running
+    table = list(sequence.block_table)
+    if not is_parent_running:
+        engine.run()
+    # every layer's K and V of the 20 tokens
+    num_filled = 4 if is_parent_running else 8
+
+    def parents_kv() -> bytes:
+        last = engine.runner._kv[:, :, table[2], :, :num_filled]
+        return engine.runner._kv[:, :, table[:2]].numpy().tobytes() + last.contiguous().numpy().tobytes()
+
+    before = parents_kv()
+    engine.add("c", child)
+    for step in range(5):
+        engine.step()
+        [row] = [s for s in engine.core.scheduler.running if s.request_id == "c"]
+        if step == 0:
+            assert row.num_cached_tokens == 20
+        assert row.block_table[:2] == table[:2]
+        assert row.block_table[2] != table[2]
+        assert parents_kv() == before
+    assert engine.run() == {"p": expected["p"], "c": expected["c"]}
+
+
+def test_a_pinned_trunk_serves_every_tenant_as_a_cold_cache_would(model, alone):
+    engine = Engine(model, {"num_blocks": 60, "max_num_seqs": 16, "max_num_batched_tokens": 16})
+    assert engine.core.pin(PinTrunk("t", TRUNK[:36], [Scope(END, b"assistant")])) is None
+    engine.run()
+    assert [str(state.state) for state in engine.core.take_trunk_news()] == ["pinned"]
+    for i in (4, 10, 16):  # prompts that begin with 36 tokens of the trunk
+        for tenant in (b"a", b"b"):
+            scopes = [Scope(36, b"assistant"), Scope(END, tenant)]
+            assert engine.ask(PROMPTS[i], scopes) == alone[i]
+    assert engine.core.stats().hit_tokens == engine.core.stats().query_tokens - 2 * sum(3 + i for i in (4, 10, 16))
 
 
 @pytest.mark.parametrize("num_blocks", [14, 18, 24])

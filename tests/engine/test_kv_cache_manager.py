@@ -1,6 +1,8 @@
 """Blocks for sequences: ten blocks of four tokens, ids 1 to 10."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.block_hash import root_hash
 from engine.kv_cache_manager import KVCacheManager
@@ -314,6 +316,106 @@ def test_a_tail_is_left_where_there_is_no_block_for_its_copy():
     assert begin(kv, again) == []
     assert (again.block_table, again.num_computed_tokens) == ([1, 2, 3], 8)
     kv.check_integrity([again])
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("sssaaaef"), st.integers(0, 9), st.lists(st.integers(0, 1), min_size=1, max_size=6)),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(STEPS)
+def test_b07_forks_appends_and_frees_against_a_model_of_references(steps):
+    """`s`tart behind a beginning of another sequence's tokens, `a`ppend, `e`nd or `f`ail; the model knows only tables.
+
+    A shadow of the blocks has the tokens that were written: what is taken from the cache must read as one's own.
+    """
+    kv = make_manager()
+    shadow: dict[int, list[int]] = {block_id: [-1] * 4 for block_id in range(11)}
+    live: list[Sequence] = []
+    known: list[list[int]] = [[1, 2, 3, 4, 1, 2]]
+
+    def write(sequence: Sequence) -> None:
+        for token in range(sequence.num_computed_tokens, sequence.num_tokens):
+            shadow[sequence.block_table[token // 4]][token % 4] = sequence.token_ids[token]
+        compute(kv, sequence)
+        kv.commit_tails(sequence)
+
+    for action, number, token_ids in steps:
+        if action == "s":
+            parent = known[number % len(known)]
+            sequence = make_sequence("s", [*parent[: len(parent) - number % 4], *token_ids])
+            copies = begin(kv, sequence)
+            if copies is None:
+                continue
+            for copy in copies:
+                shadow[copy.target] = list(shadow[copy.source])
+            write(sequence)
+            kv.release_copies(copies)
+            live.append(sequence)
+            known.append(sequence.token_ids)
+        elif live and action == "a":
+            sequence = live[number % len(live)]
+            if kv.try_allocate_slots(sequence, sequence.num_tokens + len(token_ids)) is None:
+                continue
+            sequence.token_ids += token_ids
+            write(sequence)
+        elif live:
+            sequence = live.pop(number % len(live))
+            if action == "e":
+                kv.commit_end(sequence)
+            kv.free(sequence)
+        kv.check_integrity(live)
+        for sequence in live:
+            read = [shadow[sequence.block_table[token // 4]][token % 4] for token in range(sequence.num_tokens)]
+            assert read == sequence.token_ids
+            last = sequence.num_computed_tokens // 4
+            assert all(kv.pool.blocks[i].ref_count == 1 for i in sequence.block_table[last:])
+    for sequence in live:
+        kv.free(sequence)
+    assert (kv.stats().free, kv.stats().referenced) == (10, 0)
+    kv.check_integrity([])
+
+
+KEYS = st.sampled_from([b"", b"a", b"b", b"ab"])
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    ends=st.tuples(st.integers(1, 17), st.integers(1, 17)),
+    assistants=st.tuples(KEYS, KEYS),
+    privates=st.tuples(KEYS.map(b"private ".__add__), KEYS.map(b"private ".__add__)),
+    num_prompt_tokens=st.integers(1, 22),
+    num_output_tokens=st.integers(0, 6),
+    other_from=st.integers(0, 30),
+)
+def test_nothing_that_reaches_past_a_trunk_is_found_in_another_private_scope(
+    ends, assistants, privates, num_prompt_tokens, num_output_tokens, other_from
+):
+    """Whatever one left, at whatever length; the other reads the same tokens up to `other_from`, then others."""
+    kv = make_manager()
+    writer = make_sequence(
+        "writer", list(range(num_prompt_tokens)), scopes=(Scope(ends[0], assistants[0]), Scope(END, privates[0]))
+    )
+    prefill(kv, writer)
+    writer.token_ids += range(num_prompt_tokens, num_prompt_tokens + num_output_tokens)
+    kv.try_allocate_slots(writer, writer.num_tokens)
+    compute(kv, writer)
+    kv.commit_end(writer)
+    kv.free(writer)
+    token_ids = [token if token < other_from else 100 + token for token in range(30)]
+    reader = make_sequence("reader", token_ids, scopes=(Scope(ends[1], assistants[1]), Scope(END, privates[1])))
+    found = kv.find_longest_prefix(reader).num_tokens
+    assert found <= min(writer.num_tokens, other_from)
+    if assistants[0] != assistants[1]:
+        assert found == 0
+    elif privates[0] != privates[1]:
+        assert found <= min(ends)
+        if ends[0] == ends[1] <= min(num_prompt_tokens, other_from):
+            assert found == ends[0]
+    elif ends[0] == ends[1] and other_from >= writer.num_tokens:
+        assert found == writer.num_tokens
 
 
 def test_without_prefix_caching_nothing_is_hashed_or_found():

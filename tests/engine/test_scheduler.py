@@ -150,6 +150,47 @@ def test_tenants_do_not_find_each_others_blocks():
         assert bench.ask(ids(0, 30), scopes=scopes).num_cached_tokens == num_cached_tokens
 
 
+def test_cached_tokens_are_told_apart_by_trunk_and_history():
+    bench = Bench(20)
+
+    def cached(num_tokens: int, *scopes: Scope) -> tuple[int | None, int | None]:
+        output = bench.ask([*ids(0, num_tokens), 900], 1, scopes=list(scopes))
+        return output.num_cached_tokens, output.num_cached_trunk_tokens
+
+    trunk, own = Scope(20, b"assistant"), Scope(END, b"a")
+    assert cached(30, trunk, own) == (0, 0)
+    assert cached(35, trunk, own) == (24, 20)
+    assert cached(18, trunk, own) == (16, 16)
+    assert cached(40, trunk, Scope(END, b"b")) == (20, 20)
+    assert cached(30, own) == (0, 0)
+    assert cached(35, own) == (24, 0)
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "abort"])
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 31, 32, 33])
+def test_b01_what_a_request_leaves_serves_the_next_one_right(num_tokens, end):
+    """However it ends: the same prompt, the next turn and an edit of it are answered as from a cold cache."""
+    bench = Bench(20, block_size=16)
+    prompt = ids(0, num_tokens)
+    answer = continuation(prompt, 6)
+    if end == "abort":
+        bench.add("first", prompt, 20)
+        bench.step(6)
+        bench.core.abort(["first"])
+    else:
+        bench.ask(prompt, 6, **({"stop_token_ids": (answer[-1],)} if end == "stop" else {}))
+    for again, num_cached_tokens in (
+        (prompt, num_tokens - 1),
+        ([*prompt, *answer, 5], num_tokens + 5),
+        ([*prompt, *answer[:2], 5], num_tokens),
+        ([*prompt, 7, 7], num_tokens),
+    ):
+        output = bench.ask(again, 6)
+        assert output.token_ids == continuation(again, 6)
+        known = {num_cached_tokens, (num_tokens + 2) // 16 * 16} if again[num_tokens:-1] == answer[:2] else set()
+        assert output.num_cached_tokens in (known or {num_cached_tokens})
+
+
 # ---- followers
 
 

@@ -5,13 +5,14 @@ it should, and these models that every answer is the one that no cache would cha
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.block_pool import BlockPool
-from engine.protocol import END, FinishReason, Scope
+from engine.protocol import END, FinishReason, PinTrunk, Scope, TrunkPin
 from tests.engine.fake_runner import Bench, continuation
 
 SETTINGS = settings(
@@ -28,6 +29,12 @@ TRUNK = [7, 3, 9, 1] * 10
 
 Known = tuple[tuple[bytes, ...], tuple[int, ...]]
 """Tokens, and the scope keys of their full blocks and of the block in which they end."""
+
+
+def known(scopes: Sequence[Scope], token_ids: list[int], num_tokens: int) -> Known:
+    ends = [*range(BLOCK_SIZE, num_tokens, BLOCK_SIZE), num_tokens]
+    keys = [next(scope.key for scope in scopes if end <= scope.end_token) for end in ends]
+    return tuple(keys), tuple(token_ids[:num_tokens])
 
 
 class BlockPoolMachine(RuleBasedStateMachine):
@@ -80,16 +87,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         extra_budget=st.integers(0, 30),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        pin_budget=st.sampled_from([0.2, 0.5, 1.0]),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, extra_budget: int, enable_prefix_caching: bool) -> None:
+    def start(
+        self, num_blocks: int, max_num_seqs: int, extra_budget: int, enable_prefix_caching: bool, pin_budget: float
+    ) -> None:
         self.budget, self.max_num_seqs = max_num_seqs + extra_budget, max_num_seqs
         self.num_blocks = num_blocks
         self.bench = Bench(
             num_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self.budget,
+            max_waiting=10_000,
             enable_prefix_caching=enable_prefix_caching,
+            pin_budget=pin_budget,
         )
+        self.max_pinned = int(pin_budget * num_blocks)
+        self.version = 0
+        """Of the assistant: each has its own scope."""
+        self.trunk_ids: list[str] = []
         self.prompts: dict[str, list[int]] = {}
         self.scopes: dict[str, list[Scope]] = {}
         self.max_tokens: dict[str, int] = {}
@@ -101,7 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What some step has computed, of every length."""
 
     def add(self, prompt_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int) -> None:
-        scopes = [Scope(trunk_end, b"trunk"), Scope(END, tenant.encode())] if trunk_end else [Scope(END, b"")]
+        scopes = [Scope(trunk_end, self.trunk_key), Scope(END, tenant.encode())] if trunk_end else [Scope(END, b"")]
         self.add_in(scopes, prompt_ids, max_tokens, tenant, **more)
 
     def add_in(self, scopes: list[Scope], prompt_ids: list[int], max_tokens: int, tenant: str, **more: int) -> None:
@@ -164,6 +180,35 @@ class SchedulerMachine(RuleBasedStateMachine):
         for choice in choices:
             self.add_in(self.scopes[parent], self.prompts[parent], max_tokens, self.tenants[parent], choice=choice)
 
+    @property
+    def trunk_key(self) -> bytes:
+        return b"trunk %d" % self.version
+
+    @rule(trunk_end=st.sampled_from([8, 20, 33]))
+    def pin(self, trunk_end: int) -> None:
+        trunk_id = f"{trunk_end}@{self.version}"
+        state = self.bench.core.pin(PinTrunk(trunk_id, TRUNK[:trunk_end], [Scope(END, self.trunk_key)]))
+        if state is None or state.state is not TrunkPin.FAILED:
+            self.trunk_ids.append(trunk_id)
+
+    @precondition(lambda self: self.trunk_ids)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        trunk_id = data.draw(st.sampled_from(sorted(self.trunk_ids)))
+        self.trunk_ids = [other for other in self.trunk_ids if other != trunk_id]
+        self.bench.core.unpin(trunk_id)
+        self.bench.core.check_integrity()
+
+    @rule(trunk_end=st.sampled_from([20, 33]))
+    def reload(self, trunk_end: int) -> None:
+        """The assistant was edited: the new one is pinned before the old one goes."""
+        old, self.trunk_ids = self.trunk_ids, []
+        self.version += 1
+        self.pin(trunk_end)
+        for trunk_id in old:
+            self.bench.core.unpin(trunk_id)
+        self.bench.core.check_integrity()
+
     @rule()
     def send_with_prompt_logprobs(self) -> None:
         self.add(TRUNK[:20], 3, "", 0, prompt_logprobs=0)
@@ -173,7 +218,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         scheduler = self.bench.core.scheduler
         places = [*scheduler.running, *scheduler.waiting, *scheduler.followers]
-        request_id = data.draw(st.sampled_from(sorted(sequence.request_id for sequence in places)))
+        requests = sorted(sequence.request_id for sequence in places if not sequence.is_trunk)
+        if not requests:
+            return
+        request_id = data.draw(st.sampled_from(requests))
         self.bench.core.abort([request_id])
         self.gone.add(request_id)
         self.bench.core.check_integrity()
@@ -184,7 +232,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.bench.runner.failure = RuntimeError("this step fails on purpose")
         outputs = self.bench.step()
         batch = self.bench.runner.batches[-1]
-        assert [output.request_id for output in outputs] == [s.sequence.request_id for s in batch.sequences]
+        rows = [s.sequence.request_id for s in batch.sequences if not s.sequence.is_trunk]
+        assert [output.request_id for output in outputs] == rows
         assert all(output.finish_reason == FinishReason.ERROR for output in outputs)
         self.gone.update(output.request_id for output in outputs)
 
@@ -197,7 +246,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step_once(self) -> None:
         outputs = self.bench.step()
         batch = self.bench.runner.batches[-1]
-        assert 0 < batch.num_tokens <= self.budget
+        assert batch.num_tokens <= self.budget
+        assert batch.sequences or self.bench.trunk_news  # the last that waited may be a trunk that cannot fit
         assert len(batch.sequences) <= self.max_num_seqs
         for sequence, num_new_tokens, samples in batch.decodes:
             assert (num_new_tokens, samples) == (1, True), sequence.request_id
@@ -208,23 +258,26 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.check_cached(output.request_id, output.num_cached_tokens)
         for sequence, num_new_tokens, _ in batch.sequences:
             num_computed = sequence.num_tokens - 1 if sequence.is_finished else sequence.num_computed_tokens
+            if sequence.is_trunk:
+                num_computed = sequence.num_tokens if sequence.is_finished else num_computed
             for num_tokens in range(num_computed - num_new_tokens, num_computed + 1):
-                self.written.add(self.known(sequence.request_id, num_tokens))
+                self.written.add(known(sequence.scopes, sequence.token_ids, num_tokens))
             assert num_new_tokens >= 1
+        blocks = self.bench.core.scheduler.kv.pool.blocks
+        for sequence in self.bench.core.scheduler.running:
+            for block_id in sequence.block_table[sequence.num_computed_tokens // BLOCK_SIZE :]:
+                assert blocks[block_id].ref_count == 1, f"{sequence.request_id} writes {blocks[block_id]}"
+        assert self.bench.core.stats().blocks.pinned <= self.max_pinned
 
     def check_cached(self, request_id: str, num_cached_tokens: int) -> None:
         """Somebody in the same scopes has computed it; of what it ends in perhaps one token more."""
         ends = range(num_cached_tokens, min(num_cached_tokens + 1, len(self.prompts[request_id])) + 1)
-        assert any(self.known(request_id, end) in self.written for end in ends), (request_id, num_cached_tokens)
+        scopes, token_ids = self.scopes[request_id], self.prompts[request_id]
+        assert any(known(scopes, token_ids, end) in self.written for end in ends), (request_id, num_cached_tokens)
 
     def token_ids(self, request_id: str) -> list[int]:
         output = self.bench.outputs.get(request_id)
         return [*self.prompts[request_id], *(output.token_ids if output is not None else [])]
-
-    def known(self, request_id: str, num_tokens: int) -> Known:
-        ends = [*range(BLOCK_SIZE, num_tokens, BLOCK_SIZE), num_tokens]
-        keys = [next(scope.key for scope in self.scopes[request_id] if end <= scope.end_token) for end in ends]
-        return tuple(keys), tuple(self.token_ids(request_id)[:num_tokens])
 
     @invariant()
     def answers_are_those_of_no_cache(self) -> None:
@@ -244,7 +297,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         finished = {r for r, output in self.bench.outputs.items() if output.finish_reason == FinishReason.LENGTH}
         assert finished == set(self.prompts) - self.gone
         stats = self.bench.core.stats()
-        assert (stats.running, stats.waiting, stats.blocks.referenced) == (0, 0, 0)
+        assert (stats.running, stats.waiting, stats.blocks.referenced) == (0, 0, stats.blocks.pinned)
+        for trunk_id in self.trunk_ids:
+            self.bench.core.unpin(trunk_id)
+        self.bench.run()
+        assert self.bench.core.stats().blocks.referenced == 0
 
 
 TestBlockPool = BlockPoolMachine.TestCase
