@@ -122,9 +122,14 @@ class BlockPool:
         """One more table holds the block; a free one leaves the free list."""
         if block.block_id == NULL_BLOCK:
             raise ValueError("the null block cannot be referenced")
-        if block.ref_count == 0:
-            self.free_list.remove(block)
-        block.ref_count += 1
+        self.add_references((block,))
+
+    def add_references(self, blocks: Iterable[Block]) -> None:
+        """As many in one call: a fork takes hundreds. None of them may be the null block."""
+        for block in blocks:
+            if block.ref_count == 0:
+                self.free_list.remove(block)
+            block.ref_count += 1
 
     def release(self, blocks_tail_first: Iterable[Block]) -> None:
         """Takes one reference from each; those left with none become free.

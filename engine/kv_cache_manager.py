@@ -144,15 +144,14 @@ class KVCacheManager:
         if num_new <= 0 and not prefix.blocks:
             return []
         # a hit takes a free block out of the free list, just as a new block does; one is copied if it ends in mid-block
-        num_taken = num_new + sum(block.ref_count == 0 for block in prefix.blocks)
+        num_taken = num_new + [block.ref_count for block in prefix.blocks].count(0)
         num_copied = 1 if prefix.num_tokens % self.block_size else 0
         if num_taken + num_copied > self.pool.num_free:
             return None
-        for block in prefix.blocks:
-            self.pool.add_reference(block)
+        self.pool.add_references(prefix.blocks)
         new_blocks = self._allocate(num_new)
         if prefix.blocks:
-            table.extend(block.block_id for block in prefix.blocks)
+            table.extend([block.block_id for block in prefix.blocks])
             sequence.num_computed_tokens = prefix.num_tokens
             sequence.num_published_blocks = prefix.num_tokens // self.block_size
         new_ids = [block.block_id for block in new_blocks]

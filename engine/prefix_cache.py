@@ -81,9 +81,10 @@ class PrefixCache:
         """
         entries = self._entries
         num_known = bisect_left(block_hashes, True, key=lambda block_hash: block_hash not in entries)
-        found = [entries[block_hash] for block_hash in block_hashes[:num_known]]
-        num_tokens = num_known * found[0].num_tokens if found else 0
-        return Prefix(tuple([entry.block for entry in found]), num_tokens)
+        if num_known == 0:
+            return Prefix()
+        blocks = tuple([entries[block_hash].block for block_hash in block_hashes[:num_known]])
+        return Prefix(blocks, num_known * entries[block_hashes[0]].num_tokens)
 
     def find_entry(self, block_hash: bytes) -> Entry | None:
         return self._entries.get(block_hash)

@@ -75,18 +75,19 @@ class Scheduler:
         """What the next step computes; empty only when there is nothing to do."""
         num_preemptions = self.counters.preemptions
         block_size = self.kv.block_size
-        ready = []
-        for sequence in tuple(self.running):
-            if len(sequence.token_ids) <= len(sequence.block_table) * block_size or self._grow(sequence):
-                ready.append(sequence)
-        has_preempted = self.counters.preemptions != num_preemptions
-        if has_preempted:
-            ready = [sequence for sequence in ready if sequence.status is SequenceStatus.RUNNING]
         decodes: list[Sequence] = []
         extends: list[Sequence] = []
-        for sequence in ready:
-            has_one_left = len(sequence.token_ids) - sequence.num_computed_tokens == 1
-            (decodes if has_one_left and not sequence.is_trunk else extends).append(sequence)
+        for sequence in tuple(self.running):
+            num_tokens = len(sequence.token_ids)
+            if num_tokens <= len(sequence.block_table) * block_size or self._grow(sequence):
+                if num_tokens - sequence.num_computed_tokens == 1 and not sequence.is_trunk:
+                    decodes.append(sequence)
+                else:
+                    extends.append(sequence)
+        has_preempted = self.counters.preemptions != num_preemptions
+        if has_preempted:
+            decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
+            extends = [sequence for sequence in extends if sequence.status is SequenceStatus.RUNNING]
         budget = self._max_num_batched_tokens - len(decodes)
         chunks: list[ScheduledSequence] = []
         for sequence in extends:
@@ -221,7 +222,7 @@ class Scheduler:
 
     def update(self, batch: ScheduledBatch, result: StepResult) -> list[RequestOutput]:
         """Takes in what the step computed: publishes blocks that are full now, appends tokens, ends sequences."""
-        num_samples = sum(scheduled.samples for scheduled in batch.sequences)
+        num_samples = batch.num_decodes + sum(scheduled.samples for scheduled in batch.extends)
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
         self.kv.release_copies(batch.copies)
         counters, block_size, running = self.counters, self.kv.block_size, SequenceStatus.RUNNING
@@ -235,22 +236,24 @@ class Scheduler:
             num_computed = sequence.num_computed_tokens
             if num_computed < sequence.num_prompt_tokens:
                 self._take_prompt_chunk(sequence, num_new_tokens, result)
-            num_computed += num_new_tokens
-            sequence.num_computed_tokens = num_computed
-            if num_computed // block_size > sequence.num_published_blocks:
-                self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
-            if sequence.unpublished_tails:
-                self._wake(self.followers.publish(self.kv.commit_tails(sequence)))
+            else:
+                num_computed += num_new_tokens
+                sequence.num_computed_tokens = num_computed
+                if num_computed // block_size > sequence.num_published_blocks:
+                    self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
             if sampled is not None:
                 outputs.append(self._take_token(sequence, sampled))
-            elif sequence.is_trunk and num_computed == sequence.num_tokens:
-                self._finish(sequence, FinishReason.STOP)
         return outputs
 
     def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
         start = sequence.num_computed_tokens
         end = min(start + num_new_tokens, sequence.num_prompt_tokens)
         self.counters.prompt_tokens_computed += end - start
+        sequence.num_computed_tokens = start + num_new_tokens
+        self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+        self._wake(self.followers.publish(self.kv.commit_tails(sequence)))
+        if sequence.is_trunk and sequence.num_uncomputed_tokens == 0:
+            self._finish(sequence, FinishReason.STOP)
         if not sequence.wants_prompt_logprobs:
             return
         entries = result.prompt_logprobs.get(sequence.request_id, [])
