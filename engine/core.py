@@ -7,7 +7,7 @@ from typing import Protocol
 
 from engine.block_hash import root_hash
 from engine.config import EngineConfig
-from engine.errors import EngineDeadError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
+from engine.errors import EngineDeadError, EngineError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import (
     END,
@@ -52,6 +52,8 @@ class EngineCore:
         self.info = info
         self._runner = runner
         root = root_hash(info.fingerprint, *identity)
+        if not 0 <= config.pin_budget <= 1:
+            raise EngineError(f"pin_budget must be a share from 0 to 1, got {config.pin_budget}")
         pin_budget_blocks = int(config.pin_budget * info.num_blocks) if config.enable_prefix_caching else 0
         kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching, pin_budget_blocks)
         self.scheduler = Scheduler(

@@ -16,12 +16,17 @@ from tests.tiny_model import make_tiny
 LONG = 2**17
 """Tokens of an answer that does not end by itself within any test."""
 
+INSTRUCTIONS = "You answer questions about trains, and about nothing else, whoever asks."
+
 
 @pytest.fixture(scope="module")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     folder = tmp_path_factory.mktemp("engine-process")
     model = make_tiny(folder / "tiny-chat", max_position_embeddings=2 * LONG)
-    with running(folder, model, "--dtype", "float32", "--num-blocks", str(LONG // 8), "--check-kv") as product:
+    config = folder / "config.toml"
+    config.write_text(f'[[assistants]]\nid = "support"\nshared = true\ninstructions = "{INSTRUCTIONS}"\n')
+    arguments = ("--dtype", "float32", "--num-blocks", str(LONG // 8), "--check-kv", "--config", str(config))
+    with running(folder, model, *arguments) as product:
         yield product
 
 
@@ -65,6 +70,26 @@ def test_kill_9_of_the_engine_ends_streams_with_an_error_and_it_comes_back(produ
     assert product.child("engine").pid != engine.pid
     assert product.child("app.gateway").pid == gateway.pid
     product.wait_for(product.is_idle, "the new engine's pool is not idle")
+
+
+def test_an_assistant_is_pinned_in_each_life_of_engine_and_gateway(product: Product) -> None:
+    """Its prompt is cached to the token for the first chat of each."""
+    plain = chat_body(product, max_tokens=1)
+    own = product.post("/v1/chat/completions", plain)["usage"]["prompt_tokens"]
+    for victim in ("", "engine", "app.gateway"):
+        if victim:
+            product.child(victim).kill()
+            product.wait_for(
+                lambda: product.is_ready() and product.stats()["blocks"]["pinned"] > 0, "nothing is pinned"
+            )
+        product.wait_for(lambda: product.is_ready() and product.is_idle(), "the pool is not idle")
+        num_pinned = product.stats()["blocks"]["pinned"]
+        usage = product.post("/v1/chat/completions", {**plain, "model": f"{product.model}:support"})["usage"]
+        num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert usage["prompt_tokens"] - num_cached <= own
+        assert num_cached > 16
+        product.wait_for(product.is_idle, "the pool is not idle")
+        assert product.stats()["blocks"]["pinned"] == num_pinned > 1
 
 
 def test_kill_9_of_the_gateway_leaves_an_engine_without_orphans(product: Product) -> None:

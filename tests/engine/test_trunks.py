@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.errors import EngineError
 from engine.protocol import END, PinTrunk, Scope
 from tests.engine.fake_runner import Bench, continuation, ids
 
@@ -199,3 +200,9 @@ def test_an_assistant_edited_fifty_times_under_load():
         bench.assert_complete(f"early {version}", [*trunk, 1], 9)
         bench.assert_complete(f"late {version}", [*trunk, 2], 9)
     assert stats(bench)[1:] == (3, 3)
+
+
+@pytest.mark.parametrize("pin_budget", [-0.1, 1.5])
+def test_a_budget_that_is_no_share_is_refused(pin_budget):
+    with pytest.raises(EngineError, match=f"from 0 to 1, got {pin_budget}"):
+        Bench(20, pin_budget=pin_budget)
