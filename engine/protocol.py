@@ -27,7 +27,8 @@ class FinishReason(enum.StrEnum):
 class Scope(NamedTuple):
     """Who may share the KV of a stretch of tokens: a block belongs to the first scope whose end it does not pass.
 
-    `end_token` is exclusive; the last scope of a request ends at `END`.
+    `end_token` is exclusive; the last scope of a request ends at `END`. KV is found again up to the very token at which
+    a scope ends, also where the next one has the same key: so a gateway can mark the end of a text that others repeat.
     """
 
     end_token: int

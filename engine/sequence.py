@@ -83,10 +83,11 @@ class Sequence:
 
     @property
     def num_cached_trunk_tokens(self) -> int | None:
-        """Of `num_cached_tokens` those in the first scope, if there are others: what is shared with other readers."""
+        """Of `num_cached_tokens` those in the first scope, if another follows: what is shared with other readers."""
         if self.num_cached_tokens is None:
             return None
-        return min(self.num_cached_tokens, self.scopes[0].end_token) if len(self.scopes) > 1 else 0
+        first = self.scopes[0]
+        return min(self.num_cached_tokens, first.end_token) if first.key != self.scopes[-1].key else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -117,6 +117,18 @@ def test_the_next_turn_finds_prompt_and_answer():
     assert bench.ask([*ids(0, 20), *answer, 5]).num_cached_tokens == 31
 
 
+def test_each_of_many_turns_computes_its_own_message_only():
+    """And the last token of the answer before, which was drawn, but never computed."""
+    bench = Bench(200, max_num_batched_tokens=512)
+    token_ids: list[int] = []
+    for turn in range(100):
+        message = ids(50 * turn, 1 + turn % 11)
+        before = bench.core.stats().prompt_tokens_computed
+        answer = bench.ask([*token_ids, *message], 1 + turn % 7).token_ids
+        assert bench.core.stats().prompt_tokens_computed - before == len(message) + (turn > 0)
+        token_ids += [*message, *answer]
+
+
 def test_b04_two_fingerprints_of_a_model_share_no_hash():
     one, other = Bench(8), Bench(8)
     other.core.scheduler.kv._root = b"of another model"
@@ -268,6 +280,20 @@ def test_of_a_herd_the_prompt_is_computed_once():
     assert stats.query_tokens == 32 * 101
     # 96 of the 101 tokens are full blocks; each computes the other five
     assert stats.query_tokens - stats.hit_tokens == stats.prompt_tokens_computed == 101 + 31 * 5
+
+
+def test_of_a_herd_a_marked_beginning_is_computed_once_to_the_token():
+    """As one private scope that ends and goes on: all 1,003 tokens are shared, and none is the assistant's."""
+    bench = Bench(700, max_num_seqs=32, max_num_batched_tokens=256)
+    scopes = [Scope(1003, b"private"), Scope(END, b"private")]
+    for i in range(32):
+        bench.add(f"r{i}", [*ids(0, 1003), *ids(31 * i, 20)], 3, scopes=scopes)
+    bench.run()
+    assert bench.core.stats().prompt_tokens_computed == 1003 + 32 * 20
+    assert [bench.outputs[f"r{i}"].num_cached_tokens for i in (0, 1, 31)] == [0, 1003, 1003]
+    assert bench.outputs["r1"].num_cached_trunk_tokens == 0
+    for i in range(32):
+        bench.assert_complete(f"r{i}", [*ids(0, 1003), *ids(31 * i, 20)], 3)
 
 
 def test_without_prefix_caching_nobody_follows():
