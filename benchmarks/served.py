@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import statistics
@@ -123,7 +124,13 @@ def idle(server: Server, seconds: float) -> dict[str, Any]:
 
     def used() -> dict[int, tuple[str, float]]:
         tree = [root, *root.children(recursive=True)]
-        return {p.pid: (" ".join(p.cmdline()[:4]), sum(p.cpu_times()[:2])) for p in tree}
+        return {p.pid: (name(p.cmdline()), sum(p.cpu_times()[:2])) for p in tree}
+
+    def name(command: list[str]) -> str:
+        """Without folders and settings."""
+        if "-m" in command:
+            return command[command.index("-m") + 1]
+        return Path(command[0].split()[0]).name
 
     root = psutil.Process(server.process.pid)
     time.sleep(2)  # what the last request left behind
@@ -132,6 +139,17 @@ def idle(server: Server, seconds: float) -> dict[str, Any]:
     after, wall = used(), time.monotonic() - start
     each = {name: round(100 * (t - before[pid][1]) / wall, 3) for pid, (name, t) in after.items() if pid in before}
     return {"percent_of_a_core": round(sum(each.values()), 3), "processes": each, "seconds": round(wall, 1)}
+
+
+def processor() -> str:
+    """Its name, and what of it matters for a model in bfloat16."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    features = sorted({"avx2", "avx512f", "avx512_bf16", "amx_bf16"} & set(text.split()))
+    return f"{found[1] if found else platform.machine()}, {' '.join(features)}"
 
 
 def main() -> None:
@@ -145,7 +163,7 @@ def main() -> None:
     args = parser.parse_args()
     document: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
         "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
         "serve": args.serve,
     }
