@@ -17,12 +17,10 @@ from engine.client import EngineClient
 from engine.errors import EngineDeadError, RequestError
 from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.detokenizer import PROMPT_SUFFIX_TOKENS, IncrementalDetokenizer
 from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
-PROMPT_SUFFIX_TOKENS = 8
-"""Enough to hold a character that is spread over single-byte tokens."""
 UNAVAILABLE = "The engine is not available at the moment; try again in a few seconds."
 
 

@@ -27,14 +27,11 @@ from engine.prepared import PreparedModel, default_state_dir
 from engine.protocol import END, AddRequest, RequestOutput, Scope, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.chat_template import ChatTemplate, Message
-from engine.text.detokenizer import IncrementalDetokenizer
+from engine.text.detokenizer import PROMPT_SUFFIX_TOKENS, IncrementalDetokenizer
 from engine.text.tokenizer import Tokenizer
 
 SCOPE = Scope(END, b"offline")
 """One process has one user: everything may be shared."""
-
-PROMPT_SUFFIX_TOKENS = 8
-"""Of a prompt of ids, which may end within a character: no character has more bytes than half of that."""
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, str]]

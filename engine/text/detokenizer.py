@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from engine.text.stop_strings import StopAutomaton, StopStrings
 from engine.text.tokenizer import Tokenizer
 
+PROMPT_SUFFIX_TOKENS = 8
+"""Of a prompt that the answer continues, so many last ids are enough: a character spread over single-byte tokens has
+fewer."""
+
 
 class IncrementalDetokenizer:
     """Deltas put together are the decode of all ids, cut at the first stop string.

@@ -11,12 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, KVShape
-from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, make_plan
+from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, filled_up, make_plan
 from kernels.reference import functions
-
-MIN_ROWS = 4
-"""Queries of one head. With fewer torch's products sum in another order, and a token would get other bits alone than
-among the tokens of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class CpuKernels:
             keys, values = keys[:, :, : tail.num_tokens], values[:, :, : tail.num_tokens]
             group = part.shape[2]
             if num == 1:
-                part = _filled_up(part)
+                part = filled_up(part)
             attended, part_lse = self._flash(part, keys, values, attn_mask=tail.mask)
             attended, part_lse = attended[:, :, :group], part_lse[:, :, :group]
             if tail.rows is None:
@@ -128,16 +124,8 @@ class CpuKernels:
         def shared(x: torch.Tensor) -> torch.Tensor:
             return x[0, :, None, : part.extend.num_tokens].expand(num_kv_heads, group, -1, head_dim)
 
-        mask = part.mask
-        if mask is not None:
-            queries, mask = _filled_up(queries), _filled_up(mask)
-        attended, _ = self._flash(queries, shared(keys), shared(values), 0.0, mask is None, attn_mask=mask)
+        if part.mask is not None:
+            queries = filled_up(queries)
+        is_causal = part.mask is None
+        attended, _ = self._flash(queries, shared(keys), shared(values), 0.0, is_causal, attn_mask=part.mask)
         out.view(num, num_kv_heads, group, head_dim).copy_(attended[:, :, :num].permute(2, 0, 1, 3))
-
-
-def _filled_up(rows: torch.Tensor) -> torch.Tensor:
-    """[..., num, size] with the last row repeated until there are `MIN_ROWS`."""
-    missing = MIN_ROWS - rows.shape[-2]
-    if missing <= 0:
-        return rows
-    return torch.cat((rows, rows[..., -1:, :].expand(*rows.shape[:-2], missing, rows.shape[-1])), dim=-2)

@@ -9,6 +9,9 @@ from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
 from kernels.reference import functions
 
 _CPU = torch.device("cpu")
+MIN_ROWS = 4
+"""Queries of one head. With fewer torch's products sum in another order, and a token would get other bits alone than
+among the tokens of its prompt."""
 MAX_GROUP_BLOCKS = 1024
 """About 12 MiB a layer with 3 KV heads of 64 in bf16."""
 
@@ -77,7 +80,8 @@ class ExtendPlan:
     """Counted from the first extend's first row."""
     gather: Gather
     mask: torch.Tensor | None
-    """[1, 1, num_rows, num_tokens], 0 or -inf, in the cache's dtype; None without a context: plain causal then."""
+    """[1, 1, max(num_rows, MIN_ROWS), num_tokens], 0 or -inf, in the cache's dtype; None without a context: plain
+    causal then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,15 @@ def _causal_mask(extend: Extend, dtype: torch.dtype) -> torch.Tensor | None:
     if extend.num_context_tokens == 0:
         return None
     mask = torch.full((extend.num_rows, extend.num_tokens), float("-inf"), dtype=dtype)
-    return mask.triu_(extend.num_context_tokens + 1)[None, None]
+    return filled_up(mask.triu_(extend.num_context_tokens + 1)[None, None])
+
+
+def filled_up(rows: torch.Tensor) -> torch.Tensor:
+    """[..., num, size] with the last row repeated until there are `MIN_ROWS`."""
+    missing = MIN_ROWS - rows.shape[-2]
+    if missing <= 0:
+        return rows
+    return torch.cat((rows, rows[..., -1:, :].expand(*rows.shape[:-2], missing, rows.shape[-1])), dim=-2)
 
 
 def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype, scratch: Scratch) -> NodePlan:
