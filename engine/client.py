@@ -1,8 +1,9 @@
 """How a gateway talks to an engine. asyncio, no torch."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from engine.protocol import AddRequest, EngineInfo, EngineStats, Scope, TrunkState
+from engine.protocol import AddRequest, EngineInfo, EngineStats, Scope, TenantShare, TrunkState
 from engine.token_stream import TokenStream
 from engine.zmq_client import ZmqEngineClient
 
@@ -42,6 +43,10 @@ class EngineClient(Protocol):
 
     async def unpin(self, trunk_id: str) -> None:
         """Other gateways may still hold it, and chats that read it keep its blocks. An unknown id is no error."""
+        ...
+
+    def set_tenants(self, shares: Sequence[TenantShare]) -> None:
+        """What each tenant may have of the engine, in this life and each later one, in place of what was said."""
         ...
 
     async def stats(self) -> EngineStats:

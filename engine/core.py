@@ -19,6 +19,7 @@ from engine.protocol import (
     PinTrunk,
     RequestOutput,
     Scope,
+    TenantShare,
     TrunkState,
 )
 from engine.sampling_params import SamplingParams
@@ -26,6 +27,7 @@ from engine.scheduled_batch import ScheduledBatch, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.shadow_kv import ShadowKV
+from engine.tenant_shares import TenantShares
 from engine.trunks import Trunks
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class EngineCore:
         if not 0 <= config.pin_budget <= 1:
             raise EngineError(f"pin_budget must be a share from 0 to 1, got {config.pin_budget}")
         pin_budget_blocks = int(config.pin_budget * info.num_blocks) if config.enable_prefix_caching else 0
+        self._shares = TenantShares()
         kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching, pin_budget_blocks)
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
@@ -97,6 +100,10 @@ class EngineCore:
     def take_trunk_news(self) -> list[TrunkState]:
         """States of trunks that have changed since the last call."""
         return self.trunks.take_news()
+
+    def set_tenants(self, shares: Iterable[TenantShare]) -> None:
+        """In place of all shares said before."""
+        self._shares.set(shares)
 
     def step(self) -> list[RequestOutput]:
         """Schedule, execute, update. Outputs of the requests for which it brought something; [] without work."""

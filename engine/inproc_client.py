@@ -5,11 +5,21 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.errors import EngineDeadError
 from engine.process import Core
-from engine.protocol import AddRequest, EngineInfo, EngineStats, PinTrunk, RequestOutput, Scope, TrunkState, UnpinTrunk
+from engine.protocol import (
+    AddRequest,
+    EngineInfo,
+    EngineStats,
+    PinTrunk,
+    RequestOutput,
+    Scope,
+    TenantShare,
+    TrunkState,
+    UnpinTrunk,
+)
 from engine.token_stream import TokenStream
 from engine.trunk_pins import TrunkPins
 
@@ -80,6 +90,10 @@ class InprocEngineClient:
 
     async def unpin(self, trunk_id: str) -> None:
         self._pins.unpin(trunk_id)
+
+    def set_tenants(self, shares: Sequence[TenantShare]) -> None:
+        taken = list(shares)
+        self._commands.put(lambda: self._core.set_tenants(taken))
 
     async def stats(self) -> EngineStats:
         self._need_ready()

@@ -38,9 +38,11 @@ from engine.protocol import (
     LastWords,
     PinTrunk,
     RequestOutput,
+    SetTenants,
     StatsQuery,
     StatsReply,
     StepOutputs,
+    TenantShare,
     TrunkPin,
     TrunkState,
     UnpinTrunk,
@@ -73,6 +75,7 @@ class Core(Protocol):
     def pin(self, message: PinTrunk) -> TrunkState | None: ...
     def unpin(self, trunk_id: str) -> None: ...
     def take_trunk_news(self) -> list[TrunkState]: ...
+    def set_tenants(self, shares: Iterable[TenantShare]) -> None: ...
     def step(self) -> list[RequestOutput]: ...
     def stats(self) -> EngineStats: ...
     def check_integrity(self) -> None: ...
@@ -217,6 +220,8 @@ class EngineProcess:
                 self._send(gateway, state)
         elif isinstance(message, UnpinTrunk):
             self._trunks.unpin(gateway, message.trunk_id)
+        elif isinstance(message, SetTenants):
+            self._core.set_tenants(message.shares)
         elif isinstance(message, Hello):
             self._welcome(gateway, message)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class FinishReason(enum.StrEnum):
@@ -106,7 +106,27 @@ class UnpinTrunk(msgspec.Struct, tag="unpin", array_like=True):
     trunk_id: str
 
 
-ToEngine = Hello | AddRequest | AbortRequests | Acknowledge | Lease | StatsQuery | PinTrunk | UnpinTrunk
+class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant may have of an engine. A tenant that is not named has the defaults."""
+
+    tenant: str
+    weight: float = 1.0
+    """Service of tenants that wait goes by their weights; above 0."""
+    max_running: int | None = None
+    """Sequences that may run at once; further ones wait."""
+    guaranteed_blocks: int = 0
+    """So many of its cached blocks are evicted only when nobody else's are left."""
+    max_blocks: int | None = None
+    """Of its own, beyond trunks: those that its running sequences hold and those that are cached for it."""
+
+
+class SetTenants(msgspec.Struct, tag="tenants", array_like=True):
+    """All shares there are, in place of those said before. The last gateway that says it is right."""
+
+    shares: list[TenantShare]
+
+
+ToEngine = Hello | AddRequest | AbortRequests | Acknowledge | Lease | StatsQuery | PinTrunk | UnpinTrunk | SetTenants
 
 
 # ---- engine to gateway
@@ -122,6 +142,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     """Usable blocks, the null block not counted."""
+    kv_bytes_per_token: int = 0
+    """Of all layers, K and V."""
+    num_host_blocks: int = 0
+    """That fit into the host tier."""
 
     @property
     def max_tokens_in_pool(self) -> int:
@@ -154,6 +178,8 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
     """Set with the first output: prompt tokens taken from the prefix cache."""
     num_cached_trunk_tokens: int | None = None
     """Set with it: those of them that lie in the first scope of several; the others are the request's own history."""
+    num_cached_host_tokens: int | None = None
+    """Set with it: those of them that came back from the host tier, wherever they lie."""
     logprobs: list[TokenLogprobs] | None = None
     """One entry for each of `token_ids`, if asked for."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -175,6 +201,7 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
         if later.num_cached_tokens is not None:
             self.num_cached_tokens = later.num_cached_tokens
             self.num_cached_trunk_tokens = later.num_cached_trunk_tokens
+            self.num_cached_host_tokens = later.num_cached_host_tokens
         self.finish_reason, self.stop_token_id, self.error = later.finish_reason, later.stop_token_id, later.error
 
 
@@ -198,6 +225,45 @@ class BlockStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int
 
 
+class TrunkPin(enum.StrEnum):
+    PINNED = "pinned"
+    OVER_BUDGET = "over_budget"
+    """It was computed and is found like any other prompt, as long as blocks last."""
+    FAILED = "failed"
+    """The engine knows nothing of it: it could never be served, its step failed, or the gateway's lease ended."""
+
+
+class HostStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The host tier, in blocks; all zero where there is none."""
+
+    total: int = 0
+    used: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+
+
+class TrunkStats(msgspec.Struct, frozen=True, kw_only=True):
+    trunk_id: str
+    state: TrunkPin | None
+    """None while it is computed for the first time."""
+    num_tokens: int
+    num_blocks: int
+    readers: int
+    """Running sequences that hold its first block."""
+
+
+class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One that has requests, or blocks of its own."""
+
+    tenant: str
+    running: int
+    waiting: int
+    blocks: int
+    """Of its own: held by its sequences, or cached for it."""
+    service: float
+    """Its virtual token counter."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks: BlockStats
     running: int
@@ -209,19 +275,22 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens: int
     preemptions: int
     steps: int
+    prefill_tokens_per_s: float | None = None
+    """Measured while prompts were computed; None before the first."""
+    slots_allocated: int = 0
+    """KV slots of the blocks that sequences and pins hold."""
+    slots_used: int = 0
+    """Those of them that are there for a token."""
+    not_duplicated_blocks: int = 0
+    """That the running sequences would hold more if nothing were shared between them."""
+    host: HostStats = HostStats()
+    trunks: list[TrunkStats] = []
+    tenants: list[TenantStats] = []
 
 
 class StatsReply(msgspec.Struct, tag="stats", array_like=True):
     query_id: int
     stats: EngineStats
-
-
-class TrunkPin(enum.StrEnum):
-    PINNED = "pinned"
-    OVER_BUDGET = "over_budget"
-    """It was computed and is found like any other prompt, as long as blocks last."""
-    FAILED = "failed"
-    """The engine knows nothing of it: it could never be served, its step failed, or the gateway's lease ended."""
 
 
 class TrunkState(msgspec.Struct, tag="trunk", array_like=True, frozen=True):

@@ -3,12 +3,11 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from engine.errors import EngineDeadError
 from engine.protocol import (
@@ -26,9 +25,11 @@ from engine.protocol import (
     PinTrunk,
     RequestOutput,
     Scope,
+    SetTenants,
     StatsQuery,
     StatsReply,
     StepOutputs,
+    TenantShare,
     ToEngine,
     TrunkState,
     UnpinTrunk,
@@ -37,11 +38,9 @@ from engine.protocol import (
 )
 from engine.token_stream import TokenStream
 from engine.trunk_pins import TrunkPins
+from engine.zmq_connection import ZmqConnection
 
 log = logging.getLogger(__name__)
-
-RECONNECT_MS = 50
-HEARTBEAT_MS = 2000
 
 
 class ProtocolFault(EngineDeadError):
@@ -75,6 +74,7 @@ class ZmqEngineClient:
         self._queries: dict[int, asyncio.Future[EngineStats]] = {}
         self._query_ids: Iterator[int] = itertools.count(1)
         self._pins = TrunkPins(self._send_if_ready)
+        self._shares: list[TenantShare] | None = None
         self._ready: EngineReady | None = None
         self._became_ready = asyncio.Event()
         self._reason = "it has not been reached yet"
@@ -134,6 +134,10 @@ class ZmqEngineClient:
     async def unpin(self, trunk_id: str) -> None:
         self._pins.unpin(trunk_id)
 
+    def set_tenants(self, shares: Sequence[TenantShare]) -> None:
+        self._shares = list(shares)
+        self._send_if_ready(SetTenants(self._shares))
+
     async def stats(self) -> EngineStats:
         self._need_ready()
         query_id = next(self._query_ids)
@@ -160,7 +164,7 @@ class ZmqEngineClient:
         if self._socket is not None:
             self._socket.send(data)
 
-    def _send_if_ready(self, message: PinTrunk | UnpinTrunk) -> None:
+    def _send_if_ready(self, message: PinTrunk | UnpinTrunk | SetTenants) -> None:
         if self._ready is not None:
             self._send(message)
 
@@ -192,7 +196,7 @@ class ZmqEngineClient:
 
     async def _serve_connection(self, context: zmq.asyncio.Context) -> None:
         """From connecting to the loss of the connection. Raises ProtocolFault."""
-        with _Connection(context, self._address) as connection:
+        with ZmqConnection(context, self._address) as connection:
             await connection.connected()
             self._socket, self._last_step_id = connection.socket, 0
             tasks: set[asyncio.Task[None]] = set()
@@ -283,6 +287,8 @@ class ZmqEngineClient:
         self._ready = ready
         self._became_ready.set()
         if is_new:
+            if self._shares is not None:
+                self._send(SetTenants(self._shares))
             self._pins.resend()
 
     def _take_outputs(self, step: StepOutputs) -> None:
@@ -300,43 +306,3 @@ class ZmqEngineClient:
         if output.finish_reason is not None:
             del self._streams[output.request_id]
         stream.put(output)
-
-
-class _Connection:
-    """One DEALER and the monitor that tells what happens to it."""
-
-    def __init__(self, context: zmq.asyncio.Context, address: str) -> None:
-        self.socket: zmq.asyncio.Socket = context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 200)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an engine that is not there
-        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        if not address.startswith("ipc://"):
-            self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-            self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
-        self._monitor: zmq.asyncio.Socket = self.socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
-        self.socket.connect(address)
-
-    async def connected(self) -> None:
-        """Returns when the other side has been reached and speaks ZeroMQ."""
-        await self._wait_for(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-
-    async def disconnected(self) -> None:
-        """Returns when the other side has gone."""
-        await self._wait_for(zmq.EVENT_DISCONNECTED)
-
-    async def _wait_for(self, wanted: int) -> None:
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())
-            if event["event"] == wanted:
-                return
-
-    def __enter__(self) -> "_Connection":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.socket.disable_monitor()
-        self._monitor.close(0)  # else the context could never end
-        self.socket.close()

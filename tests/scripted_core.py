@@ -15,6 +15,8 @@ from engine.protocol import (
     FinishReason,
     PinTrunk,
     RequestOutput,
+    TenantShare,
+    TenantStats,
     TokenLogprobs,
     TrunkPin,
     TrunkState,
@@ -91,6 +93,8 @@ class ScriptedCore:
     """What is pinned, in the order in which it came."""
     trunk_pin: TrunkPin = TrunkPin.PINNED
     """What every pin is answered with."""
+    shares: list[TenantShare] = field(default_factory=list)
+    """Of the tenants, as they were said last."""
     num_steps: int = 0
     num_generated: int = 0
 
@@ -121,6 +125,9 @@ class ScriptedCore:
 
     def unpin(self, trunk_id: str) -> None:
         self.trunks.pop(trunk_id, None)
+
+    def set_tenants(self, shares: Iterable[TenantShare]) -> None:
+        self.shares = list(shares)
 
     def take_trunk_news(self) -> list[TrunkState]:
         return []
@@ -215,7 +222,7 @@ class ScriptedCore:
         return output
 
     def stats(self) -> EngineStats:
-        """One block is referenced for each running request, and one for each pinned trunk."""
+        """One block is referenced for each running request and each pinned trunk; tenants are those of the shares."""
         total, pinned = self.info.num_blocks, len(self.trunks)
         referenced = min(len(self.running) + pinned, total)
         return EngineStats(
@@ -228,6 +235,7 @@ class ScriptedCore:
             generation_tokens=self.num_generated,
             preemptions=0,
             steps=self.num_steps,
+            tenants=[TenantStats(tenant=s.tenant, running=0, waiting=0, blocks=0, service=0.0) for s in self.shares],
         )
 
     def check_integrity(self) -> None:

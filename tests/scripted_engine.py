@@ -25,7 +25,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from engine.errors import EngineDeadError
@@ -40,6 +40,7 @@ from engine.protocol import (
     PinTrunk,
     RequestOutput,
     Scope,
+    TenantShare,
     TrunkState,
     UnpinTrunk,
 )
@@ -117,6 +118,9 @@ class ScriptedEngineClient:
 
     async def unpin(self, trunk_id: str) -> None:
         self._pins.unpin(trunk_id)
+
+    def set_tenants(self, shares: Sequence[TenantShare]) -> None:
+        self.core.set_tenants(shares)
 
     async def stats(self) -> EngineStats:
         if not self.is_ready:

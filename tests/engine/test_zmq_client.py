@@ -31,6 +31,7 @@ from engine.protocol import (
     Scope,
     StatsQuery,
     StepOutputs,
+    TenantShare,
     ToEngine,
     TrunkPin,
     TrunkState,
@@ -224,6 +225,22 @@ async def test_pins_are_sent_again_to_each_new_engine(child: Child, client: ZmqE
                 break
     await client.unpin("t")
     assert (await client.stats()).blocks.pinned == 0
+
+
+async def test_shares_of_tenants_are_said_again_to_each_new_engine(child: Child, client: ZmqEngineClient) -> None:
+    client.set_tenants([TenantShare(tenant="acme", weight=2.0)])
+    child.start()
+    await client.wait_ready()
+    assert [t.tenant for t in (await client.stats()).tenants] == ["acme"]
+    client.set_tenants([TenantShare(tenant="acme"), TenantShare(tenant="tiny")])
+    assert [t.tenant for t in (await client.stats()).tenants] == ["acme", "tiny"]
+    child.kill()
+    child.start()
+    while True:
+        with contextlib.suppress(EngineDeadError):  # the dead one is not missed at once
+            await client.wait_ready()
+            if len((await client.stats()).tenants) == 2:
+                break
 
 
 async def test_closing_aborts_and_fails_what_runs(child: Child, client: ZmqEngineClient) -> None:

@@ -1,0 +1,34 @@
+"""What each tenant may have of this engine: weights and limits, as the gateways say them."""
+
+import logging
+from collections.abc import Iterable
+
+from engine.protocol import TenantShare
+
+log = logging.getLogger(__name__)
+
+
+class TenantShares:
+    """Shares by tenant; the scheduler and the KV cache manager look them up whenever they decide."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, TenantShare] = {}
+
+    def of(self, tenant: str) -> TenantShare:
+        """The defaults for one that nobody named."""
+        return self._shares.get(tenant) or TenantShare(tenant=tenant)
+
+    def set(self, shares: Iterable[TenantShare]) -> None:
+        """In place of all that was said before. One that makes no sense is passed over, and logged."""
+        self._shares = {}
+        for share in shares:
+            if _makes_sense(share):
+                self._shares[share.tenant] = share
+            else:
+                log.warning("passed over a share that makes no sense: %s", share)
+
+
+def _makes_sense(share: TenantShare) -> bool:
+    is_weight = 0 < share.weight < float("inf")
+    is_maximum = all(limit is None or limit >= 1 for limit in (share.max_running, share.max_blocks))
+    return is_weight and is_maximum and share.guaranteed_blocks >= 0
