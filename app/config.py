@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -128,6 +128,13 @@ class TenantConfig(_Section):
 
     id: Id
     key_hashes: tuple[bytes, ...] = Field(repr=False)
+    scope: Literal["tenant", "user"] = "tenant"
+    """Who shares the KV of what follows an assistant's prompt: the tenant's requests, or those of one end user."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    max_running: int | None = Field(default=None, ge=1)
+    guaranteed_blocks: int = Field(default=0, ge=0)
+    max_blocks: int | None = Field(default=None, ge=1)
+    """These four as engine.protocol.TenantShare has them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -135,9 +142,13 @@ class TenantConfig(_Section):
         return _with_hashes(data, plain=("key", "keys"), hashed="key_sha256", into="key_hashes")
 
     @model_validator(mode="after")
-    def _has_a_key(self) -> Self:
+    def _is_consistent(self) -> Self:
         if not self.key_hashes:
             raise ValueError("a tenant needs `key`, `keys` or `key_sha256`")
+        if self.max_blocks is not None and self.max_blocks < self.guaranteed_blocks:
+            raise ValueError(
+                f"max_blocks = {self.max_blocks} is less than guaranteed_blocks = {self.guaranteed_blocks}"
+            )
         return self
 
 

@@ -144,6 +144,7 @@ async def serve(config: GatewayConfig) -> None:
     check_open_mode(config.host, file_config)
     engine = ZmqEngineClient(config.engine_address)
     services = build_services(config, file_config, engine)
+    engine.set_tenants(services.tenants.shares)
     await engine.start()
     prefill = asyncio.create_task(Prefill(engine, services.prompts, services.assistants).run(), name="prefill")
     try:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.config import FileConfig, hash_key
 from app.errors import ApiError, Forbidden, Unauthorized
+from engine.protocol import TenantShare
 
 OPEN_TENANT = "default"
 
@@ -15,6 +16,8 @@ class Tenant:
     """One customer of this server. Nothing of another tenant is ever visible to it."""
 
     id: str
+    is_scoped_by_user: bool = False
+    """Whether its end users share no KV with one another beyond an assistant's trunk."""
 
 
 class Tenants:
@@ -22,7 +25,22 @@ class Tenants:
 
     def __init__(self, file_config: FileConfig, *, is_loopback: bool = True) -> None:
         """`is_loopback`: whether only this machine reaches the listener."""
-        self._keys = [(digest, Tenant(t.id)) for t in file_config.tenants for digest in t.key_hashes]
+        self._keys = [
+            (digest, Tenant(t.id, is_scoped_by_user=t.scope == "user"))
+            for t in file_config.tenants
+            for digest in t.key_hashes
+        ]
+        self.shares = [
+            TenantShare(
+                tenant=t.id,
+                weight=t.weight,
+                max_running=t.max_running,
+                guaranteed_blocks=t.guaranteed_blocks,
+                max_blocks=t.max_blocks,
+            )
+            for t in file_config.tenants
+        ]
+        """What each may have of an engine."""
         self._admin_hashes = file_config.admin_key_hashes
         self._is_loopback = is_loopback
 

@@ -84,6 +84,19 @@ def test_keys_are_nowhere_in_what_is_kept(tmp_path: Path) -> None:
         ('[[tenants]]\nid = "a"\nkey = 3', "tenants[0]: key must be a string"),
         ('[[tenants]]\nid = "a"\nkey_sha256 = "abcdefgh"', "tenants[0]: key_sha256 must hold SHA-256 digests"),
         ('[[tenants]]\nid = "a"\nkeys = ["12345678", "12345678"]', "tenants: a key comes twice"),
+        *(
+            (f'[[tenants]]\nid = "a"\nkey = "12345678"\n{setting}', f"tenants[0]{complaint}")
+            for setting, complaint in (
+                ("weight = 0", ".weight: "),
+                ("weight = inf", ".weight: "),
+                ("weight = true", ".weight: "),
+                ("max_running = 0", ".max_running: "),
+                ("guaranteed_blocks = -1", ".guaranteed_blocks: "),
+                ("guaranteed_blocks = 1.5", ".guaranteed_blocks: "),
+                ("guaranteed_blocks = 9\nmax_blocks = 8", ": max_blocks = 8 is less than guaranteed_blocks = 9"),
+                ('scope = "everybody"', ".scope: "),
+            )
+        ),
         ('[[assistants]]\nid = "a"\ninstructions = "x"', "assistants[0]: an assistant has either"),
         ('[[assistants]]\nid = "a"\ninstructions = "x"\ntenant = "b"', "belongs to the unknown tenant 'b'"),
         ('[[assistants]]\nid = "a"\ninstructions = ""\nshared = true', "assistants[0].instructions: "),

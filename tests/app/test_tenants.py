@@ -5,6 +5,7 @@ import pytest
 from app.config import FileConfig
 from app.errors import Forbidden, Unauthorized
 from app.tenants import Tenant, Tenants
+from engine.protocol import TenantShare
 
 KEYED = FileConfig.model_validate(
     {
@@ -29,6 +30,19 @@ def test_without_a_known_key(header: str | None) -> None:
     with pytest.raises(Unauthorized) as caught:
         Tenants(KEYED).authenticate(header)
     assert caught.value.headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_what_each_may_have() -> None:
+    settings = {"scope": "user", "weight": 2, "max_running": 8, "guaranteed_blocks": 100, "max_blocks": 1000}
+    config = FileConfig.model_validate({"tenants": [{"id": "a", "key": "key-a-one", **settings}, KEYED.tenants[1]]})
+    tenants = Tenants(config)
+    assert tenants.authenticate("Bearer key-a-one") == Tenant("a", is_scoped_by_user=True)
+    assert not tenants.authenticate("Bearer key-b-one").is_scoped_by_user
+    assert tenants.shares == [
+        TenantShare(tenant="a", weight=2.0, max_running=8, guaranteed_blocks=100, max_blocks=1000),
+        TenantShare(tenant="b"),
+    ]
+    assert Tenants(FileConfig()).shares == []
 
 
 def test_without_tenants_everybody_is_one() -> None:
