@@ -47,7 +47,7 @@ class Bench:
         for row in rows:
             row.num_computed_tokens = row.num_tokens - 1
         nodes = find_shared_nodes(rows, self._size) if with_nodes else ()
-        batch = ScheduledBatch(tuple(ScheduledSequence(row, 1, True) for row in rows), num_rows, (), nodes)
+        batch = ScheduledBatch(tuple(ScheduledSequence(row, 1, True) for row in rows), num_rows, nodes=nodes)
         return lambda: self.runner.execute(batch)
 
     def prefill(self, num_tokens: int, num_computed: int) -> Callable[[], object]:

@@ -7,8 +7,9 @@ from engine.block_pool import Block, BlockPool
 from engine.pins import Pins
 from engine.prefix_cache import Entry, Prefix, PrefixCache, Tail
 from engine.protocol import BlockStats
-from engine.scheduled_batch import BlockCopy
+from engine.scheduled_batch import Transfers
 from engine.sequence import Sequence
+from engine.transfers import PendingTransfers
 from engine.trunk_hashes import TrunkHashes
 
 NO_PREFIX = Prefix()
@@ -32,6 +33,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache()
         self.pins = Pins(self.pool, pin_budget_blocks)
+        self._transfers = PendingTransfers(self.pool)
         self._root = root
         self._trunk_hashes = TrunkHashes(block_size)
         self._enable_prefix_caching = enable_prefix_caching
@@ -114,21 +116,22 @@ class KVCacheManager:
                 before = end
         return best, min(len(best.token_ids), num_left - 1) if best is not None else 0
 
-    def try_start(self, sequence: Sequence, prefix: Prefix) -> list[BlockCopy] | None:
-        """Gives a sequence without blocks those for all its tokens, and what has to be copied for that.
+    def try_start(self, sequence: Sequence, prefix: Prefix) -> bool:
+        """Gives a sequence without blocks those for all its tokens.
 
         A tail that is in nobody's use needs a free block more than computing its tokens again: without one it is left.
-        None, and nothing changed, if the pool has too few free blocks.
+        False, and nothing changed, if the pool has too few free blocks.
         """
         if self.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
             if prefix.tail is None:
-                return None
+                return False
             prefix = prefix.without_tail(self.block_size)
             if self.try_allocate_slots(sequence, sequence.num_tokens, prefix) is None:
-                return None
+                return False
         if isinstance(prefix.tail, Tail):
             self.cache.touch(prefix.tail)
-        return self.ensure_writable(sequence)
+        self.ensure_writable(sequence)
+        return True
 
     def try_allocate_slots(self, sequence: Sequence, num_tokens: int, prefix: Prefix = NO_PREFIX) -> list[int] | None:
         """Lets the table reach over `num_tokens` tokens; returns the ids of the new blocks, often none.
@@ -158,26 +161,27 @@ class KVCacheManager:
         table.extend(new_ids)
         return new_ids
 
-    def ensure_writable(self, sequence: Sequence) -> list[BlockCopy]:
+    def ensure_writable(self, sequence: Sequence) -> None:
         """Makes every slot from `num_computed_tokens` on the sequence's own: the only site of copy-on-write.
 
         To be called once a prefix was given out; later on nobody shares a block that is still being filled: tails of
-        it are findable, but whoever uses one copies it in the same step, and the slots of a tail never change. The
-        sources stay referenced until `release_copies`, so that no write of the same step can overtake the copy.
+        it are findable, but whoever uses one copies it in the same step, and the slots of a tail never change.
         """
-        copies = []
         table = sequence.block_table
         for index in range(sequence.num_computed_tokens // self.block_size, len(table)):
             block = self.pool.blocks[table[index]]
             if block.ref_count > 1 or block.is_cached:
                 [own] = self._allocate(1)
                 table[index] = own.block_id
-                copies.append(BlockCopy(block.block_id, own.block_id))
-        return copies
+                self._transfers.copy(block, own)
 
-    def release_copies(self, copies: Iterable[BlockCopy]) -> None:
-        """The step that made them is over."""
-        self.pool.release(self.pool.blocks[copy.source] for copy in copies)
+    def take_transfers(self) -> Transfers:
+        """What the step that is being scheduled has to move before it computes."""
+        return self._transfers.take()
+
+    def settle_transfers(self) -> None:
+        """The step that moved them is over."""
+        self._transfers.settle()
 
     def commit_full_blocks(self, sequence: Sequence) -> list[bytes]:
         """Publishes the blocks that `num_computed_tokens` has filled since the last call; returns their hashes.
@@ -218,7 +222,11 @@ class KVCacheManager:
 
         That of a trunk stands in for the same tail of another sequence, which may still be filling its block.
         """
-        if self._enable_prefix_caching and sequence.num_computed_tokens % self.block_size:
+        index, num_tokens = divmod(sequence.num_computed_tokens, self.block_size)
+        if not self._enable_prefix_caching or num_tokens == 0:
+            return
+        # one that ends between a step and its update may have nothing there yet but what the step is to copy
+        if not self._transfers.is_target(self.pool.blocks[sequence.block_table[index]]):
             self._publish_tail(sequence, sequence.num_computed_tokens, replace=sequence.is_trunk)
 
     def find_all_blocks(self, sequence: Sequence) -> list[Block] | None:
@@ -282,6 +290,8 @@ class KVCacheManager:
             for block in blocks:
                 assert block.is_cached, f"{block} is pinned for {trunk_id!r}, but nobody can find it"
                 expected.setdefault(block.block_id, []).append(f"trunk {trunk_id}")
+        for block in self._transfers.holders():
+            expected.setdefault(block.block_id, []).append("a step under way")
         for block in self.pool.blocks:
             holders = expected.get(block.block_id, [])
             assert block.ref_count == len(holders), f"{block} is held by {holders}"

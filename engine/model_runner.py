@@ -70,8 +70,8 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Copies blocks, computes the new tokens of every sequence and draws the next token where one is due."""
-        if batch.copies:
-            self._copy_blocks(batch.copies)
+        if batch.transfers.copies:
+            self._copy_blocks(batch.transfers.copies)
         if not batch.sequences:
             return StepResult([])
         tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)

@@ -26,12 +26,21 @@ class BlockCopy(NamedTuple):
     target: int
 
 
+class Transfers(NamedTuple):
+    """What is moved before anything of the step is written."""
+
+    copies: tuple[BlockCopy, ...] = ()
+
+
+NO_TRANSFERS = Transfers()
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     sequences: tuple[ScheduledSequence, ...]
     """The `num_decodes` decode rows (one new token, which is the last one) first, then the extends."""
     num_decodes: int = 0
-    copies: tuple[BlockCopy, ...] = ()
+    transfers: Transfers = NO_TRANSFERS
     nodes: tuple[SharedNode, ...] = ()
     """Shared leading blocks of the decode rows; `SharedNode.rows` index into the decode rows."""
 

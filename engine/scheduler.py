@@ -11,7 +11,7 @@ from engine.forest import SharedNode, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
 from engine.prefix_cache import Prefix
 from engine.protocol import ErrorInfo, FinishReason, RequestOutput
-from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, ScheduledSequence, StepResult
+from engine.scheduled_batch import SampledToken, ScheduledBatch, ScheduledSequence, StepResult
 from engine.sequence import Sequence, SequenceStatus
 from engine.waiting_queue import WaitingQueue
 
@@ -94,12 +94,11 @@ class Scheduler:
             if budget == 0:
                 break
             budget -= self._schedule_chunk(sequence, budget, chunks)
-        copies: list[BlockCopy] = []
         # who was preempted has the first claim on what is free: nobody else may take it in the same step
         if not has_preempted:
-            self._admit(budget, decodes, chunks, copies)
+            self._admit(budget, decodes, chunks)
             while not decodes and not chunks and self.waiting and self._make_room():
-                self._admit(budget, decodes, chunks, copies)
+                self._admit(budget, decodes, chunks)
         if decodes != self._decodes:
             # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
             # place among the rows: what rows share changes only with the rows.
@@ -108,7 +107,7 @@ class Scheduler:
             self._nodes = find_shared_nodes(decodes, block_size)
         scheduled = (*self._decode_rows, *chunks)
         assert scheduled or not self._sequences, f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
-        return ScheduledBatch(scheduled, len(decodes), tuple(copies), self._nodes)
+        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes)
 
     @staticmethod
     def _schedule_chunk(sequence: Sequence, budget: int, chunks: list[ScheduledSequence]) -> int:
@@ -156,9 +155,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self.waiting.add(sequence)
 
-    def _admit(
-        self, budget: int, decodes: list[Sequence], chunks: list[ScheduledSequence], copies: list[BlockCopy]
-    ) -> None:
+    def _admit(self, budget: int, decodes: list[Sequence], chunks: list[ScheduledSequence]) -> None:
         """Waiting sequences in order, while there are budget, places and blocks.
 
         One that shares a block with what a running sequence is computing waits for it and holds nobody up. One that
@@ -179,11 +176,9 @@ class Scheduler:
                 self.followers.park(sequence, block_hash)
                 done.append(sequence)
                 continue
-            own_copies = self.kv.try_start(sequence, prefix)
-            if own_copies is None:
+            if not self.kv.try_start(sequence, prefix):
                 misfits.append(sequence)
                 continue
-            copies += own_copies
             for misfit in misfits:
                 misfit.num_bypasses += 1
             self._start(sequence)
@@ -224,7 +219,7 @@ class Scheduler:
         """Takes in what the step computed: publishes blocks that are full now, appends tokens, ends sequences."""
         num_samples = batch.num_decodes + sum(scheduled.samples for scheduled in batch.extends)
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
-        self.kv.release_copies(batch.copies)
+        self.kv.settle_transfers()
         counters, block_size, running = self.counters, self.kv.block_size, SequenceStatus.RUNNING
         counters.steps += 1
         outputs: list[RequestOutput] = []
@@ -291,7 +286,7 @@ class Scheduler:
 
     def fail(self, batch: ScheduledBatch, error: ErrorInfo) -> list[RequestOutput]:
         """The step failed: its sequences end with `error`, and nothing that it may have written is published."""
-        self.kv.release_copies(batch.copies)
+        self.kv.settle_transfers()
         outputs = []
         for sequence, _, _ in batch.sequences:
             if sequence.status is SequenceStatus.RUNNING:

@@ -39,7 +39,7 @@ class ShadowKV:
 
         Raises AssertionError, naming request, token, block and offset, at the first slot that holds something else.
         """
-        for source, target in batch.copies:
+        for source, target in batch.transfers.copies:
             self._slots[target] = self._slots[source]
             self._scopes[target] = self._scopes[source]
         for scheduled in batch.sequences:
@@ -49,7 +49,7 @@ class ShadowKV:
 
     def forget(self, batch: ScheduledBatch) -> None:
         """The step failed: what it wrote may be anything."""
-        for _, target in batch.copies:
+        for _, target in batch.transfers.copies:
             self._slots[target] = UNKNOWN
         for scheduled in batch.sequences:
             blocks, offsets = self._new_slots(scheduled)

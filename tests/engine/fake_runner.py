@@ -52,7 +52,7 @@ class FakeRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.batches.append(batch)
         size = self._block_size
-        for source, target in batch.copies:
+        for source, target in batch.transfers.copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for index, (sequence, num_new_tokens, _) in enumerate(batch.sequences):
             start = sequence.num_computed_tokens

@@ -39,7 +39,7 @@ class RunnerDriver:
         nodes: tuple[SharedNode, ...] = find_shared_nodes(decodes, self._block_size) if with_nodes else ()
         rows = [ScheduledSequence(s, n, n == s.num_uncomputed_tokens) for s, n in news]
         rows.sort(key=lambda row: row.sequence not in decodes)
-        return ScheduledBatch(tuple(rows), len(decodes), (), nodes)
+        return ScheduledBatch(tuple(rows), len(decodes), nodes=nodes)
 
     def execute(self, news: list[tuple[Sequence, int]], *, with_nodes: bool = True) -> StepResult:
         """A step, with the drawn tokens appended."""

@@ -8,7 +8,7 @@ from engine.block_hash import root_hash
 from engine.kv_cache_manager import KVCacheManager
 from engine.prefix_cache import MAX_TAILS
 from engine.protocol import END, Scope
-from engine.scheduled_batch import BlockCopy
+from engine.scheduled_batch import BlockCopy, Transfers
 from engine.sequence import Sequence
 from tests.engine.sequences import make_sequence
 
@@ -29,7 +29,8 @@ def start(kv: KVCacheManager, sequence: Sequence) -> list[int] | None:
 def run(kv: KVCacheManager, prompt_ids: list[int], **more) -> Sequence:
     sequence = make_sequence("s", prompt_ids, **more)
     assert start(kv, sequence) is not None
-    assert kv.ensure_writable(sequence) == []
+    kv.ensure_writable(sequence)
+    assert kv.take_transfers() == Transfers()
     compute(kv, sequence)
     return sequence
 
@@ -192,10 +193,10 @@ def test_own_blocks_take_over_from_an_evicted_twin():
 
 def begin(kv: KVCacheManager, sequence: Sequence) -> list[BlockCopy] | None:
     """As the scheduler admits one: claims follow its blocks."""
-    copies = kv.try_start(sequence, kv.find_longest_prefix(sequence))
-    if copies is not None:
-        kv.unpublished_hashes(sequence)
-    return copies
+    if not kv.try_start(sequence, kv.find_longest_prefix(sequence)):
+        return None
+    kv.unpublished_hashes(sequence)
+    return list(kv.take_transfers().copies)
 
 
 def prefill(kv: KVCacheManager, sequence: Sequence, copies: list[BlockCopy] | None = None) -> Sequence:
@@ -203,7 +204,7 @@ def prefill(kv: KVCacheManager, sequence: Sequence, copies: list[BlockCopy] | No
     assert begin(kv, sequence) == (copies or [])
     compute(kv, sequence)
     kv.commit_tails(sequence)
-    kv.release_copies(copies or [])
+    kv.settle_transfers()
     return sequence
 
 
@@ -214,14 +215,27 @@ def test_a_prompt_that_ends_in_mid_block_is_known_to_its_last_token():
     assert begin(kv, child) == [BlockCopy(2, 3)]
     assert (parent.block_table, child.block_table) == ([1, 2], [1, 3])
     assert (child.num_computed_tokens, child.num_published_blocks) == (6, 1)
-    # the copy's source stays referenced until the step is over, the parent's own reference apart
-    assert [kv.pool.blocks[i].ref_count for i in (1, 2, 3)] == [2, 2, 1]
-    kv.release_copies([BlockCopy(2, 3)])
+    # source and target of the copy stay referenced until the step is over
+    assert [kv.pool.blocks[i].ref_count for i in (1, 2, 3)] == [2, 2, 2]
+    kv.check_integrity([parent, child])
+    kv.settle_transfers()
     kv.check_integrity([parent, child])
     kv.free(parent)
     kv.free(child)
     assert free_ids(kv)[-2:] == [2, 1]  # found by nobody yet, the child's third goes first
     kv.check_integrity([])
+
+
+def test_what_is_not_copied_yet_is_not_published_by_an_abort():
+    kv = make_manager()
+    kv.free(prefill(kv, make_sequence("parent", [1, 2, 3, 4, 5, 6, 7])))
+    child = make_sequence("child", [1, 2, 3, 4, 5, 6, 7])  # takes six of the seven tokens
+    assert begin(kv, child) == [BlockCopy(2, 3)]
+    kv.commit_end(child)
+    kv.free(child)
+    kv.settle_transfers()
+    assert kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, 5, 6, 9])).num_tokens == 4
+    assert free_ids(kv)[0] == 3
 
 
 def test_the_longest_tail_is_found_and_never_half_of_one():
@@ -288,7 +302,7 @@ def test_under_one_parent_the_last_used_tails_stay():
 
     again = make_sequence("again", [1, 2, 3, 4, 10, 0])
     assert begin(kv, again) == [BlockCopy(2, 10)]
-    kv.release_copies([BlockCopy(2, 10)])
+    kv.settle_transfers()
     kv.free(again)
     kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 50])))
     assert [is_known(i) for i in range(MAX_TAILS)] == [True, False, True, True, True, True, True, True]
@@ -352,7 +366,7 @@ def test_b07_forks_appends_and_frees_against_a_model_of_references(steps):
             for copy in copies:
                 shadow[copy.target] = list(shadow[copy.source])
             write(sequence)
-            kv.release_copies(copies)
+            kv.settle_transfers()
             live.append(sequence)
             known.append(sequence.token_ids)
         elif live and action == "a":

@@ -311,7 +311,7 @@ def test_choices_share_the_prompt_to_the_token():
         bench.add(f"c{choice}", ids(0, 20), 6, choice=choice)
     bench.step(2)
     assert bench.runner.rows == [[("c0", 20)], [("c0", 1), ("c1", 1), ("c2", 1)]]
-    assert bench.runner.batches[1].copies == (BlockCopy(3, 4), BlockCopy(3, 5))
+    assert bench.runner.batches[1].transfers.copies == (BlockCopy(3, 4), BlockCopy(3, 5))
     assert [bench.table(f"c{choice}") for choice in range(3)] == [[1, 2, 3], [1, 2, 4], [1, 2, 5]]
     bench.run()
     for choice in range(3):
