@@ -56,7 +56,7 @@ class Admin:
         return json_response(stats_object(stats))
 
     def _authorize(self, request: Request) -> None:
-        self._services.tenants.authorize_admin(request.headers.get("authorization"))
+        self._services.current.tenants.authorize_admin(request.headers.get("authorization"))
 
     async def _try_stats(self) -> EngineStats | None:
         """None if no engine is there, or it does not answer in time."""

@@ -29,11 +29,7 @@ def create_app(services: Services, routes: Sequence[BaseRoute] = ()) -> Starlett
         routes=[*(route for part in parts for route in part.routes()), *routes],
         middleware=[
             Middleware(RequestContext, metrics=services.metrics),
-            Middleware(
-                OriginGuard,
-                allowed_origins=services.file_config.allowed_origins,
-                is_open=services.tenants.is_open,
-            ),
+            Middleware(OriginGuard, live=services.live),
         ],
         exception_handlers={
             ApiError: _api_error,

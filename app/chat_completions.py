@@ -32,11 +32,11 @@ class ChatCompletions:
 
     async def create(self, request: Request) -> Response:
         """Everything that can be refused is refused before the first byte."""
-        services, limits = self._services, self._services.file_config.limits
-        tenant = services.tenants.authenticate(request.headers.get("authorization"))
+        services, configured = self._services, self._services.current
+        limits, tenant = configured.limits, configured.tenants.authenticate(request.headers.get("authorization"))
         chat = parse_request(ChatRequest, await read_json(request, limits.max_body_bytes))
         chat.check(limits)
-        assistant = find_assistant_of_model(services, tenant, chat.model)
+        assistant = find_assistant_of_model(services.model_name, configured.assistants, tenant, chat.model)
         params = chat.to_params(
             services.tokenizer,
             services.model.manifest.sampling_defaults,

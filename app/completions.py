@@ -79,11 +79,11 @@ class Completions:
         return [Route("/v1/completions", self.create, methods=["POST"])]
 
     async def create(self, request: Request) -> Response:
-        services, limits = self._services, self._services.file_config.limits
-        tenant = services.tenants.authenticate(request.headers.get("authorization"))
+        services, configured = self._services, self._services.current
+        limits, tenant = configured.limits, configured.tenants.authenticate(request.headers.get("authorization"))
         body = parse_request(CompletionRequest, await read_json(request, limits.max_body_bytes))
         body.check()
-        if find_assistant_of_model(services, tenant, body.model) is not None:
+        if find_assistant_of_model(services.model_name, configured.assistants, tenant, body.model) is not None:
             raise BadRequest("An assistant answers chats, not completions.", code="invalid_value", param="model")
         texts = body.prompts()
         if len(texts) * (body.n or 1) > limits.max_choices:

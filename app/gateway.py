@@ -18,10 +18,10 @@ from starlette.routing import BaseRoute
 
 from app import page
 from app.asgi import create_app
-from app.assistants import Assistants
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.disconnect import cancel_and_wait
 from app.event_log import MemoryEventLog
+from app.live_config import LiveConfig
 from app.metrics import Metrics
 from app.prefill import Prefill
 from app.prompts import PromptBuilder
@@ -30,7 +30,6 @@ from app.responses import Responses
 from app.scopes import Scopes, ensure_secret
 from app.services import Services
 from app.sessions import Sessions
-from app.tenants import Tenants
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.prepared import PreparedModel
@@ -104,21 +103,14 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
     tokenizer = Tokenizer.load(model)
     template = ChatTemplate(model.chat_template or NO_TEMPLATE, tokenizer)
     scopes = Scopes(ensure_secret(config.state_dir))
-    assistants = Assistants()
-    if model.chat_template is not None:
-        assistants = Assistants.build(file_config.assistants, template, scopes)
-    elif config.config_path is not None and file_config.assistants:
-        raise ConfigError(f"{config.config_path} has assistants, but {model.manifest.name} has no chat template")
     return Services(
         config=config,
-        file_config=file_config,
+        live=LiveConfig(config, file_config, template if model.chat_template is not None else None, scopes),
         model=model,
         tokenizer=tokenizer,
         template=template,
         engine=engine,
         prompts=PromptBuilder(tokenizer, template, scopes),
-        assistants=assistants,
-        tenants=Tenants(file_config, is_loopback=config.is_loopback),
         metrics=Metrics(),
     )
 
@@ -144,9 +136,9 @@ async def serve(config: GatewayConfig) -> None:
     check_open_mode(config.host, file_config)
     engine = ZmqEngineClient(config.engine_address)
     services = build_services(config, file_config, engine)
-    engine.set_tenants(services.tenants.shares)
+    engine.set_tenants(services.current.tenants.shares)
     await engine.start()
-    prefill = asyncio.create_task(Prefill(engine, services.prompts, services.assistants).run(), name="prefill")
+    prefill = asyncio.create_task(Prefill(engine, services.prompts, services.current.assistants).run(), name="prefill")
     try:
         async with stateful_routes(services) as routes:
             app = create_app(services, [*routes, *page.routes()])

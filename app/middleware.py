@@ -2,14 +2,12 @@
 
 import re
 import uuid
-from collections.abc import Iterable
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.config import is_loopback, try_split
-from app.errors import ApiError, Forbidden
+from app.errors import ApiError
+from app.live_config import LiveConfig
 from app.metrics import Metrics
 from app.sse import error_response
 
@@ -46,21 +44,16 @@ class RequestContext:
 
 
 class OriginGuard:
-    """Refuses browsers that come from a page of somebody else's, and requests whose Host header is no host.
+    """Refuses browsers that come from a page of somebody else's, and requests whose Host header is no host."""
 
-    A page may speak to the host that served it, and a page of the configuration's origins may open a websocket: no CORS
-    headers are sent, so that over HTTP a browser does not let it read the answers. On an open loopback server the Host
-    header must name this machine too, or a foreign name that resolves to 127.0.0.1 would be let in.
-    """
-
-    def __init__(self, app: ASGIApp, allowed_origins: Iterable[str], *, is_open: bool) -> None:
+    def __init__(self, app: ASGIApp, live: LiveConfig) -> None:
         self._app = app
-        self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed_origins)
-        self._allowed_hosts = frozenset(urlsplit(origin).netloc for origin in self._allowed)
-        self._is_open = is_open
+        self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self.find_refusal(scope) if scope["type"] in ("http", "websocket") else None
+        error = None
+        if scope["type"] in ("http", "websocket"):
+            error = self._live.current.origins.find_refusal(header(scope, b"host"), header(scope, b"origin"))
         if error is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -68,22 +61,6 @@ class OriginGuard:
         else:
             await receive()  # websocket.connect
             await _deny(scope, receive, send, error)
-
-    def find_refusal(self, scope: Scope) -> ApiError | None:
-        """Why this connection is refused; None if it is not."""
-        host = (header(scope, b"host") or "").lower()
-        parts = try_split(f"//{host}")
-        if parts is None:
-            return Forbidden("The Host header is no host.", code="host_not_allowed")
-        if self._is_open and host and host not in self._allowed_hosts and not is_loopback(parts.hostname or ""):
-            return Forbidden("An open server answers to loopback names only.", code="host_not_allowed")
-        origin = header(scope, b"origin")
-        if origin is None or origin.rstrip("/").lower() in self._allowed:
-            return None
-        origin_parts = try_split(origin)
-        if origin_parts is not None and origin_parts.netloc.lower() == host and host:
-            return None
-        return Forbidden("This origin is not allowed here.", code="origin_not_allowed")
 
 
 async def _deny(scope: Scope, receive: Receive, send: Send, error: ApiError) -> None:

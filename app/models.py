@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.assistants import Assistant
+from app.assistants import Assistant, Assistants
 from app.errors import BadRequest, NotFound
 from app.services import Services
 from app.tenants import Tenant
@@ -17,15 +17,15 @@ OWNER = "trunkline"
 _MAX_SHOWN = 100
 
 
-def find_assistant_of_model(services: Services, tenant: Tenant, model: str) -> Assistant | None:
-    """The assistant that a model name selects; None for the bare model. Raises BadRequest or NotFound."""
+def find_assistant_of_model(name: str, assistants: Assistants, tenant: Tenant, model: str) -> Assistant | None:
+    """The assistant that the model name `model` selects, where the model itself has the name `name`; None for the bare
+    model. Raises BadRequest or NotFound."""
     if not model:
         raise BadRequest("Invalid value for 'model': it must not be empty.", code="invalid_value", param="model")
-    name = services.model_name
     if model == name:
         return None
     if model.startswith(f"{name}:"):
-        assistant = services.assistants.find(tenant, model[len(name) + 1 :])
+        assistant = assistants.find(tenant, model[len(name) + 1 :])
         if assistant is not None:
             return assistant
     shown = model if len(model) <= _MAX_SHOWN else model[:_MAX_SHOWN] + "..."
@@ -46,15 +46,15 @@ class Models:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        tenant = self._services.tenants.authenticate(request.headers.get("authorization"))
-        name = self._services.model_name
-        ids = [name, *(f"{name}:{a.id}" for a in self._services.assistants.visible_to(tenant))]
+        configured, name = self._services.current, self._services.model_name
+        tenant = configured.tenants.authenticate(request.headers.get("authorization"))
+        ids = [name, *(f"{name}:{a.id}" for a in configured.assistants.visible_to(tenant))]
         return json_response({"object": "list", "data": [self._card(i) for i in ids]})
 
     async def retrieve(self, request: Request) -> Response:
-        tenant = self._services.tenants.authenticate(request.headers.get("authorization"))
-        model = request.path_params["model"]
-        find_assistant_of_model(self._services, tenant, model)
+        configured, model = self._services.current, request.path_params["model"]
+        tenant = configured.tenants.authenticate(request.headers.get("authorization"))
+        find_assistant_of_model(self._services.model_name, configured.assistants, tenant, model)
         return json_response(self._card(model))
 
     def _card(self, model_id: str) -> dict[str, Any]:

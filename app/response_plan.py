@@ -12,6 +12,7 @@ from app.errors import ApiError, BadRequest, Conflict, NotFound
 from app.events import Item, Prompt, ResponseObject
 from app.generation import Generation
 from app.ids import new_response_id, try_parse_response_id
+from app.live_config import Configured
 from app.models import find_assistant_of_model
 from app.prompts import BuiltPrompt
 from app.response_input import parse_input
@@ -79,15 +80,21 @@ class ResponsePlanner:
         self._find_running = find_running
 
     async def plan(
-        self, tenant: Tenant, body: Mapping[str, Any], *, stream_id: str | None, unstored: Mapping[str, Parent]
+        self,
+        configured: Configured,
+        tenant: Tenant,
+        body: Mapping[str, Any],
+        *,
+        stream_id: str | None,
+        unstored: Mapping[str, Parent],
     ) -> Plan:
         """`unstored` are parents that only this caller may hang children on. Raises ApiError."""
         services = self._services
         request = parse_create(body)
-        items = parse_input(request.input, services.file_config.limits.max_messages)
-        by_model = self._find_model(tenant, request)
+        items = parse_input(request.input, configured.limits.max_messages)
+        by_model = self._find_model(configured, tenant, request)
         parent = await self._find_parent(tenant, request.previous_response_id, unstored)
-        assistant = self._choose_assistant(tenant, request, by_model, parent)
+        assistant = _choose_assistant(configured, tenant, request, by_model, parent)
         history = parent.history if parent else ()
         prompt = await services.prompts.build(
             tenant,
@@ -116,10 +123,10 @@ class ResponsePlanner:
         )
         return Plan(node, generation, prompt, history)
 
-    def _find_model(self, tenant: Tenant, request: CreateResponse) -> Assistant | None:
+    def _find_model(self, configured: Configured, tenant: Tenant, request: CreateResponse) -> Assistant | None:
         """A model may be left out where an assistant or a parent stands for it. Raises ApiError."""
         if request.model is not None:
-            return find_assistant_of_model(self._services, tenant, request.model)
+            return find_assistant_of_model(self._services.model_name, configured.assistants, tenant, request.model)
         if request.prompt is None and request.previous_response_id is None:
             raise BadRequest("Missing required parameter: 'model'.", code="missing_required_parameter", param="model")
         return None
@@ -148,27 +155,6 @@ class ResponsePlanner:
             raise _no_parent(previous_id)
         return Parent(node, tuple(message for turn in (*turns, node.turn) for message in turn.messages))
 
-    def _choose_assistant(
-        self, tenant: Tenant, request: CreateResponse, by_model: Assistant | None, parent: Parent | None
-    ) -> Assistant | None:
-        """The one asked for, else the parent's: an assistant is inherited, unlike instructions."""
-        if by_model is not None:
-            if request.prompt is not None and request.prompt.id != by_model.id:
-                raise BadRequest(
-                    f"'prompt' names the assistant {request.prompt.id!r} and 'model' names {by_model.id!r}.",
-                    code="invalid_value",
-                    param="prompt",
-                )
-            return by_model
-        inherited = parent.node.response.prompt if parent else None
-        chosen = request.prompt or inherited
-        if chosen is None:
-            return None
-        assistant = self._services.assistants.find(tenant, chosen.id)
-        if assistant is None:
-            raise NotFound(f"The prompt {chosen.id!r} does not exist.", code="prompt_not_found", param="prompt")
-        return assistant
-
     def _response(
         self, response_id: str, request: CreateResponse, params: SamplingParams, assistant: Assistant | None
     ) -> ResponseObject:
@@ -194,6 +180,32 @@ class ResponsePlanner:
             top_p=params.top_p,
             user=request.user,
         )
+
+
+def _choose_assistant(
+    configured: Configured,
+    tenant: Tenant,
+    request: CreateResponse,
+    by_model: Assistant | None,
+    parent: Parent | None,
+) -> Assistant | None:
+    """The one asked for, else the parent's: an assistant is inherited, unlike instructions."""
+    if by_model is not None:
+        if request.prompt is not None and request.prompt.id != by_model.id:
+            raise BadRequest(
+                f"'prompt' names the assistant {request.prompt.id!r} and 'model' names {by_model.id!r}.",
+                code="invalid_value",
+                param="prompt",
+            )
+        return by_model
+    inherited = parent.node.response.prompt if parent else None
+    chosen = request.prompt or inherited
+    if chosen is None:
+        return None
+    assistant = configured.assistants.find(tenant, chosen.id)
+    if assistant is None:
+        raise NotFound(f"The prompt {chosen.id!r} does not exist.", code="prompt_not_found", param="prompt")
+    return assistant
 
 
 def _messages(request: CreateResponse, history: tuple[HistoryMessage, ...], items: tuple[Item, ...]) -> list[Message]:

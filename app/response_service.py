@@ -16,6 +16,7 @@ from app.event_log import CursorLost, EventLog, EventsNotHeld
 from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread
 from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
 from app.ids import ResponseId, try_parse_response_id
+from app.live_config import Configured
 from app.logprobs import finite
 from app.response_node import HistoryMessage, ResponseNode
 from app.response_plan import Parent, Plan, ResponsePlanner, StoreUnavailable, or_unavailable
@@ -94,6 +95,7 @@ class ResponseService:
 
     async def create(
         self,
+        configured: Configured,
         tenant: Tenant,
         body: Mapping[str, Any],
         *,
@@ -101,15 +103,16 @@ class ResponseService:
         unstored: Mapping[str, Parent] | None = None,
         wants_events: bool = True,
     ) -> Started:
-        """Starts a response. `unstored` are parents that only this caller may hang children on. Without
-        `wants_events` the events of a response that is not stored are not kept.
+        """Starts a response, under the configuration with which its request began. `unstored` are parents that only
+        this caller may hang children on. Without `wants_events` the events of a response that is not stored are not
+        kept.
 
         When it returns the response runs, and if it is stored, it stands in the session store. Raises ApiError, and
         then nothing has been stored or started. If the caller is cancelled, a stored response may run nevertheless.
         """
         if self._is_closing:
             raise StoreUnavailable("The server is shutting down.", code="shutting_down")
-        plan = await self._planner.plan(tenant, body, stream_id=stream_id, unstored=unstored or {})
+        plan = await self._planner.plan(configured, tenant, body, stream_id=stream_id, unstored=unstored or {})
         if not plan.node.response.store:
             return self._start_unstored(plan, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.

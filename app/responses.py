@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from app.config import Limits
 from app.disconnect import until_disconnect
 from app.errors import ApiError, BadRequest
 from app.event_log import CursorLost, EventsNotHeld
@@ -45,34 +46,36 @@ class Responses:
         ]
 
     async def create(self, request: Request) -> Response:
-        tenant = self._tenant(request)
-        body = await read_json(request, self._services.file_config.limits.max_body_bytes)
+        configured = self._services.current
+        tenant = configured.tenants.authenticate(request.headers.get("authorization"))
+        body = await read_json(request, configured.limits.max_body_bytes)
         is_stream = bool(body.get("stream"))
-        started = await self._service.create(tenant, body, wants_events=is_stream)
+        started = await self._service.create(configured, tenant, body, wants_events=is_stream)
         if not started.run.is_stored:
-            return await self._create_unstored(started, is_stream, request.receive)
+            return await self._create_unstored(started, configured.limits, is_stream, request.receive)
         if is_stream:
-            return self._stream(started.source)
+            return _stream(started.source, configured.limits)
         if body.get("background"):
             return _json(started.run.response)
         return _json(await _ended(started))
 
-    async def _create_unstored(self, started: Started, is_stream: bool, receive: Receive) -> Response:
+    async def _create_unstored(self, started: Started, limits: Limits, is_stream: bool, receive: Receive) -> Response:
         """Nobody can come back to it: it ends when its client goes, whatever it was doing."""
         if is_stream:
-            return self._stream(started.source, started)
+            return _stream(started.source, limits, started)
         try:
             return _json(await until_disconnect(receive, _ended(started)))
         finally:
             started.run.stop()
 
     async def retrieve(self, request: Request) -> Response:
-        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        limits, tenant = self._services.current.limits, self._tenant(request)
+        response_id = request.path_params["response_id"]
         if not _flag(request, "stream"):
             return _json(await self._service.get(tenant, response_id))
         after = _integer(request, "starting_after", default=-1, lowest=-1, highest=2**64)
         followed = await self._service.follow(tenant, response_id, after)
-        return self._stream(followed.source)
+        return _stream(followed.source, limits)
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]
@@ -92,29 +95,7 @@ class Responses:
         )
 
     def _tenant(self, request: Request) -> Tenant:
-        return self._services.tenants.authenticate(request.headers.get("authorization"))
-
-    def _stream(self, source: EventSource, unstored: Started | None = None) -> Response:
-        """The events of a source as SSE."""
-
-        async def produce(writer: SseWriter) -> None:
-            try:
-                with Waiter(source) as waiter:
-                    async for events in waiter:
-                        await writer.write(b"".join(frame(e.data, e.type) for e in events))
-            except EventsNotHeld as e:
-                raise events_not_held(e.response_id) from e
-            except CursorLost as e:
-                raise BadRequest("The reader is too slow, its next events are not held any more.") from e
-
-        limits = self._services.file_config.limits
-        return _EventStream(
-            produce,
-            unstored,
-            ping_interval_s=limits.ping_interval_s,
-            send_timeout_s=limits.send_timeout_s,
-            on_error=_error_event,
-        )
+        return self._services.current.tenants.authenticate(request.headers.get("authorization"))
 
 
 class _EventStream(SseResponse):
@@ -132,6 +113,28 @@ class _EventStream(SseResponse):
         finally:
             if self._unstored is not None:
                 self._unstored.run.stop()
+
+
+def _stream(source: EventSource, limits: Limits, unstored: Started | None = None) -> Response:
+    """The events of a source as SSE."""
+
+    async def produce(writer: SseWriter) -> None:
+        try:
+            with Waiter(source) as waiter:
+                async for events in waiter:
+                    await writer.write(b"".join(frame(e.data, e.type) for e in events))
+        except EventsNotHeld as e:
+            raise events_not_held(e.response_id) from e
+        except CursorLost as e:
+            raise BadRequest("The reader is too slow, its next events are not held any more.") from e
+
+    return _EventStream(
+        produce,
+        unstored,
+        ping_interval_s=limits.ping_interval_s,
+        send_timeout_s=limits.send_timeout_s,
+        on_error=_error_event,
+    )
 
 
 async def _ended(started: Started) -> ResponseObject:

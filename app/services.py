@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.assistants import Assistants
-from app.config import FileConfig, GatewayConfig
+from app.config import GatewayConfig
 from app.generation import Generation
+from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompts import BuiltPrompt, PromptBuilder
-from app.tenants import Tenant, Tenants
+from app.tenants import Tenant
 from engine.client import EngineClient
 from engine.prepared import PreparedModel
 from engine.sampling_params import SamplingParams
@@ -19,15 +19,18 @@ from engine.text.tokenizer import Tokenizer
 @dataclass(frozen=True)
 class Services:
     config: GatewayConfig
-    file_config: FileConfig
+    live: LiveConfig
     model: PreparedModel
     tokenizer: Tokenizer
     template: ChatTemplate
     engine: EngineClient
     prompts: PromptBuilder
-    assistants: Assistants
-    tenants: Tenants
     metrics: Metrics
+
+    @property
+    def current(self) -> Configured:
+        """The configuration in force now. A request reads it once."""
+        return self.live.current
 
     @property
     def model_name(self) -> str:

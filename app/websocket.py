@@ -32,6 +32,7 @@ from app.errors import ApiError, RateLimited
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
+from app.live_config import LiveConfig
 from app.response_plan import Parent
 from app.response_service import ResponseService, Started, events_not_held
 from app.services import Services
@@ -63,8 +64,9 @@ class Websockets:
         return [WebSocketRoute("/v1/responses", self.connect)]
 
     async def connect(self, websocket: WebSocket) -> None:
+        configured = self._services.current
         try:
-            tenant = self._services.tenants.authenticate(websocket.headers.get("authorization"))
+            tenant = configured.tenants.authenticate(websocket.headers.get("authorization"))
         except ApiError as e:
             await websocket.send_denial_response(error_response(e))
             return
@@ -72,7 +74,7 @@ class Websockets:
             await websocket.accept()
         except WebSocketDisconnect:
             return
-        await _Connection(websocket, self._service, tenant, self._services.file_config.limits.send_timeout_s).run()
+        await _Connection(websocket, self._services.live, self._service, tenant, configured.limits.send_timeout_s).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -88,8 +90,16 @@ class _Feed:
 
 
 class _Connection:
-    def __init__(self, websocket: WebSocket, service: ResponseService, tenant: Tenant, send_timeout_s: float) -> None:
+    def __init__(
+        self,
+        websocket: WebSocket,
+        live: LiveConfig,
+        service: ResponseService,
+        tenant: Tenant,
+        send_timeout_s: float,
+    ) -> None:
         self._websocket = websocket
+        self._live = live
         self._service = service
         self._tenant = tenant
         self._send_timeout_s = send_timeout_s
@@ -179,7 +189,8 @@ class _Connection:
     async def _start(self, lane: str | None, body: dict[str, Any]) -> None:
         unstored = dict(self._unstored.values())
         try:
-            started = await self._service.create(self._tenant, body, stream_id=lane, unstored=unstored)
+            configured = self._live.current
+            started = await self._service.create(configured, self._tenant, body, stream_id=lane, unstored=unstored)
         except ApiError as e:
             self._do(self._conversation.refused(lane, e))
             return

@@ -24,6 +24,7 @@ from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
 from app.response_service import ResponseService
 from app.responses import Responses
+from app.services import Services
 from app.sessions import LEASE_MS, Sessions
 from tests.app.session_store import SessionServer
 from tests.scripted_engine import Script, ScriptedEngineClient, byte_model_info, make_byte_model
@@ -54,6 +55,7 @@ class _Server(uvicorn.Server):
 @dataclass
 class Gateway:
     port: int
+    services: Services
     engine: ScriptedEngineClient
     service: ResponseService
     sessions: Sessions
@@ -119,7 +121,7 @@ async def running_gateway(
         try:
             while not server.started:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-            yield Gateway(listener.getsockname()[1], engine, service, sessions, log)
+            yield Gateway(listener.getsockname()[1], services, engine, service, sessions, log)
         finally:
             server.should_exit = True
             await serving

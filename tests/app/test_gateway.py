@@ -120,7 +120,7 @@ def test_a_model_without_a_template_serves_completions_only(tmp_path: Path) -> N
     (tmp_path / "model" / "chat_template.jinja").unlink()
     config = GatewayConfig(model_dir=tmp_path / "model", engine_address="x", state_dir=tmp_path)
     demo = FileConfig.model_validate({"assistants": [{"id": "a", "shared": True, "instructions": "x"}]})
-    assert list(build_services(config, demo, ScriptedEngineClient()).assistants) == []
+    assert list(build_services(config, demo, ScriptedEngineClient()).current.assistants) == []
     named = config.model_copy(update={"config_path": tmp_path / "config.toml"})
     with pytest.raises(ConfigError, match="no chat template"):
         build_services(named, demo, ScriptedEngineClient())
@@ -134,7 +134,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 def test_cache_scopes_outlive_the_process(tmp_path: Path) -> None:
     config = FileConfig.model_validate({"assistants": [{"id": "a", "shared": True, "instructions": "x"}]})
-    lives = [next(iter(make_services(tmp_path, ScriptedEngineClient(), config).assistants)) for _ in range(2)]
+    lives = [next(iter(make_services(tmp_path, ScriptedEngineClient(), config).current.assistants)) for _ in range(2)]
     assert lives[0].scope_key == lives[1].scope_key
 
 

@@ -25,7 +25,7 @@ CONFIG = FileConfig.model_validate(
 
 def make_prefill(path: Path, engine: ScriptedEngineClient) -> Prefill:
     services = make_services(path, engine, CONFIG)
-    return Prefill(engine, services.prompts, services.assistants)
+    return Prefill(engine, services.prompts, services.current.assistants)
 
 
 async def test_each_trunk_once_in_its_scope(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ async def store():
 
 async def test_leases_are_renewed_while_answers_run_and_only_then(store):
     async with running_gateway(store, lambda r: [b"a", Pause()], lease_ms=300) as gateway:
-        started = await gateway.service.create(A, body())
+        started = await gateway.service.create(gateway.services.current, A, body())
         await gateway.engine.wait_paused()
         (key,) = await gateway.sessions._redis.keys("*:o:*")
         for _ in range(3):
@@ -52,7 +52,7 @@ async def test_after_the_store_was_away_leases_come_back_at_once(store, monkeypa
             has_renewed.set()
 
         monkeypatch.setattr(gateway.sessions, "renew_leases", away_for_100_attempts)
-        started = await gateway.service.create(A, body())
+        started = await gateway.service.create(gateway.services.current, A, body())
         async with asyncio.timeout(60):
             await has_renewed.wait()
         assert attempts == 101
@@ -85,7 +85,9 @@ async def test_a_caller_that_goes_while_it_creates_leaves_a_whole_response_or_no
     async with running_gateway(store, say("ok")) as gateway:
         for num_turns in range(0, 40, 3):
             for is_stored in (True, False):
-                creating = asyncio.create_task(gateway.service.create(A, body(store=is_stored)))
+                creating = asyncio.create_task(
+                    gateway.service.create(gateway.services.current, A, body(store=is_stored))
+                )
                 for _ in range(num_turns):
                     await asyncio.sleep(0)
                 creating.cancel()
@@ -100,14 +102,14 @@ async def test_a_caller_that_goes_while_it_creates_leaves_a_whole_response_or_no
 
 async def test_events_that_nobody_wants_are_not_kept(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:
-        started = await gateway.service.create(A, body(store=False), wants_events=False)
+        started = await gateway.service.create(gateway.services.current, A, body(store=False), wants_events=False)
         await gateway.engine.wait_paused()
         assert await started.source.read(100) == ([], True)
         gateway.engine.release()
         assert (await started.run.wait()).output[0].text == "ab"
         assert await started.source.read(100) == ([], True)
         # a stored one can be read later
-        stored = await gateway.service.create(A, body(), wants_events=False)
+        stored = await gateway.service.create(gateway.services.current, A, body(), wants_events=False)
         await gateway.engine.wait_paused()
         gateway.engine.release()
         await stored.run.wait()
@@ -118,12 +120,12 @@ async def test_events_that_nobody_wants_are_not_kept(store):
 
 async def test_closing_lets_answers_end_in_the_time_they_have(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway:
-        started = await gateway.service.create(A, body())
+        started = await gateway.service.create(gateway.services.current, A, body())
         await gateway.engine.wait_paused()
         closing = asyncio.create_task(gateway.service.close(grace_s=30))
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as refused:
-            await gateway.service.create(A, body())
+            await gateway.service.create(gateway.services.current, A, body())
         assert (refused.value.status, refused.value.code) == (503, "shutting_down")
         gateway.engine.release()
         await closing

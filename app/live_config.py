@@ -1,0 +1,53 @@
+"""The operator's file, ready for use, and the one that is in force now."""
+
+from dataclasses import dataclass
+
+from app.assistants import Assistants
+from app.config import ConfigError, FileConfig, GatewayConfig, Limits
+from app.origins import Origins
+from app.scopes import Scopes
+from app.tenants import Tenants
+from engine.text.chat_template import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What one file says. It never changes: a reload puts another one in its place."""
+
+    file_config: FileConfig
+    assistants: Assistants
+    tenants: Tenants
+    origins: Origins
+
+    @property
+    def limits(self) -> Limits:
+        return self.file_config.limits
+
+
+class LiveConfig:
+    """Whoever serves a request reads `current` once, at its beginning, and works with that to its end."""
+
+    def __init__(
+        self, config: GatewayConfig, file_config: FileConfig, template: ChatTemplate | None, scopes: Scopes
+    ) -> None:
+        """`template`: None where the model has none, so that there can be no assistants. Raises ConfigError."""
+        self._config = config
+        self._template = template
+        self._scopes = scopes
+        self.current = self.build(file_config)
+
+    def build(self, file_config: FileConfig) -> Configured:
+        """Nothing is in force by this yet. Raises ConfigError."""
+        return Configured(
+            file_config=file_config,
+            assistants=self._assistants(file_config),
+            tenants=Tenants(file_config, is_loopback=self._config.is_loopback),
+            origins=Origins(file_config.allowed_origins, is_open=file_config.is_open),
+        )
+
+    def _assistants(self, file_config: FileConfig) -> Assistants:
+        if self._template is not None:
+            return Assistants.build(file_config.assistants, self._template, self._scopes)
+        if self._config.config_path is not None and file_config.assistants:
+            raise ConfigError(f"{self._config.config_path} has assistants, but the model has no chat template")
+        return Assistants()
