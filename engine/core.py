@@ -121,11 +121,14 @@ class EngineCore:
             result = self._runner.execute(batch)
         except EngineDeadError:
             raise
+        except KeyboardInterrupt as error:
+            self.fail_batch(batch, error)  # whoever interrupted an offline run may go on with this core
+            raise
         except Exception as error:  # noqa: BLE001 whatever it was, the requests of other steps can go on
             return self.fail_batch(batch, error)
         return self.scheduler.update(batch, result)
 
-    def fail_batch(self, batch: ScheduledBatch, error: Exception) -> list[RequestOutput]:
+    def fail_batch(self, batch: ScheduledBatch, error: BaseException) -> list[RequestOutput]:
         """Ends the batch's requests with an error; nothing that the step may have written becomes findable."""
         log.error("a step of %d sequences failed", len(batch.sequences), exc_info=error)
         if self._shadow is not None:
@@ -211,7 +214,7 @@ class EngineCore:
     def _find_max_output_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         """What context and pool leave for the output, so that a request which runs alone always ends."""
         info = self.info
-        limit = min(info.max_model_len, info.max_tokens_in_pool)
+        limit = info.max_sequence_tokens
         if num_prompt_tokens >= limit:
             wanted = "the rest" if max_tokens is None else str(max_tokens)
             what = "this model's context" if limit == info.max_model_len else "the KV cache of this engine"

@@ -8,6 +8,7 @@ for result in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
 """
 
 import secrets
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,12 +18,14 @@ from typing import Any
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine.beam_search import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import InvalidRequest, RequestError
 from engine.model_runner import ModelRunner, resolve_device
 from engine.models.fingerprint import resolve_dtype
 from engine.models.prepare import prepare
+from engine.offline_input import Conversation, Prompt, each_conversation, each_prompt
 from engine.prepared import PreparedModel, default_state_dir
 from engine.protocol import END, AddRequest, RequestOutput, Scope, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -32,9 +35,6 @@ from engine.text.tokenizer import Tokenizer
 
 SCOPE = Scope(END, b"offline")
 """One process has one user: everything may be shared."""
-
-Prompt = str | Sequence[int]
-Conversation = Sequence[Mapping[str, str]]
 
 
 @dataclass
@@ -71,6 +71,16 @@ class _Choice:
     completion: Completion
     params: SamplingParams
     detokenizer: IncrementalDetokenizer
+
+
+@dataclass(frozen=True)
+class _Search:
+    """A prompt's beam search."""
+
+    index: int
+    """Of the prompt."""
+    prompt_ids: list[int]
+    beams: BeamSearch
 
 
 class LLM:
@@ -114,10 +124,9 @@ class LLM:
 
         Raises InvalidRequest or RequestTooLarge, naming the prompt's index, before anything is computed.
         """
-        each = _prompts(prompts)
+        each = each_prompt(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in each]
-        ids = [self.tokenizer.encode_completion(p) if isinstance(p, str) else list(p) for p in each]
-        return self._run(texts, ids, sampling_params, use_tqdm, continues_text=True)
+        return self._run(texts, self._encode(each), sampling_params, use_tqdm, continues_text=True)
 
     def chat(
         self,
@@ -140,9 +149,90 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 template_kwargs=chat_template_kwargs,
             ).token_ids
-            for conversation in _conversations(messages)
+            for conversation in each_conversation(messages)
         ]
         return self._run([None] * len(ids), ids, sampling_params, use_tqdm, continues_text=False)
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The most probable continuations of each prompt that a search with so many beams finds.
+
+        Raises InvalidRequest for the parameters; InvalidRequest or RequestTooLarge, naming the prompt's index.
+        """
+        params.validate()
+        ids = self._encode(each_prompt(prompts))
+        end_ids = frozenset(() if params.ignore_eos else self.tokenizer.eos_token_ids)
+        limit = self._runner.info.max_sequence_tokens
+        searches: list[_Search] = []
+        for index, prompt_ids in enumerate(ids):
+            num_left = max(1, limit - len(prompt_ids))  # a prompt that leaves nothing is refused when it is added
+            max_tokens = num_left if params.max_tokens is None else min(params.max_tokens, num_left)
+            searches.append(_Search(index, prompt_ids, BeamSearch(params, len(prompt_ids), max_tokens, end_ids)))
+        pending = deque(searches)
+        # as many at once as may wait, so that none is refused for want of a place
+        num_at_once = max(1, self.config.max_waiting // params.beam_width)
+        running: dict[str, tuple[_Search, int]] = {}
+        """Of each request under way: whose it is, and for which of the live beams."""
+        try:
+            for _ in range(min(num_at_once, len(pending))):
+                self._submit_beams(pending.popleft(), running)
+            while running:
+                for output in self._core.step():
+                    search, beam = running.pop(output.request_id)
+                    if output.error is not None:
+                        raise RequestError(output.error.message, code=output.error.code)
+                    assert output.logprobs is not None, f"{output.request_id!r} came without log-probabilities"
+                    if not search.beams.take(beam, output.logprobs[0]):
+                        continue
+                    if not search.beams.is_done:
+                        self._submit_beams(search, running)
+                    elif pending:
+                        self._submit_beams(pending.popleft(), running)
+        finally:
+            self._core.abort(running)  # an error or Ctrl-C leaves nothing behind
+        self._core.check_integrity()
+        return [BeamSearchOutput([self._sequence(search, beam) for beam in search.beams.best()]) for search in searches]
+
+    def _submit_beams(self, search: _Search, running: dict[str, tuple[_Search, int]]) -> None:
+        for number, beam in enumerate(search.beams.live):
+            request_id = self._new_request_id()
+            request = AddRequest(
+                request_id=request_id,
+                prompt_ids=[*search.prompt_ids, *beam.token_ids],
+                params=search.beams.step_params,
+                scopes=[SCOPE],
+                choice=min(1, len(beam.token_ids)),  # the prompt counts once in the cache's counters
+            )
+            self._add(search.index, request)
+            running[request_id] = (search, number)
+
+    def _sequence(self, search: _Search, beam: Beam) -> BeamSearchSequence:
+        prompt_ids = search.prompt_ids
+        detokenizer = IncrementalDetokenizer(self.tokenizer, prompt_suffix_ids=prompt_ids[-PROMPT_SUFFIX_TOKENS:])
+        output_text = detokenizer.append(beam.text_ids) + detokenizer.finish()
+        tokens = [*prompt_ids, *beam.text_ids]
+        return BeamSearchSequence(
+            tokens=tokens,
+            text=self.tokenizer.decode(tokens, skip_special_tokens=False),
+            cum_logprob=beam.cum_logprob,
+            num_prompt_tokens=len(prompt_ids),
+            output_text=output_text,
+            finish_reason="length" if beam.stop_token_id is None else "stop",
+            stop_reason=beam.stop_token_id,
+        )
+
+    def _encode(self, prompts: list[str | list[int]]) -> list[list[int]]:
+        return [self.tokenizer.encode_completion(p) if isinstance(p, str) else p for p in prompts]
+
+    def _new_request_id(self) -> str:
+        self._num_requests += 1
+        return str(self._num_requests)
+
+    def _add(self, index: int, request: AddRequest) -> None:
+        """Raises RequestError, naming prompt `index`, for what the engine refuses."""
+        refusal = self._core.add(request)
+        if refusal is not None and refusal.error is not None:
+            error = refusal.error
+            raise RequestError(f"prompt {index}: {error.message}", code=error.code, param=error.param)
 
     def _run(
         self,
@@ -186,8 +276,7 @@ class LLM:
             params = msgspec.structs.replace(params, seed=secrets.randbits(63))
         result = GenerationResult(text, ids, [Completion(i) for i in range(params.n)])
         for completion in result.outputs:
-            self._num_requests += 1
-            request_id = str(self._num_requests)
+            request_id = self._new_request_id()
             detokenizer = IncrementalDetokenizer(
                 self.tokenizer,
                 stop=params.stop,
@@ -195,14 +284,10 @@ class LLM:
                 skip_special_tokens=params.skip_special_tokens,
                 prompt_suffix_ids=ids[-PROMPT_SUFFIX_TOKENS:] if continues_text else (),
             )
-            refusal = self._core.add(
-                AddRequest(
-                    request_id=request_id, prompt_ids=ids, params=params, scopes=[SCOPE], choice=completion.index
-                )
+            request = AddRequest(
+                request_id=request_id, prompt_ids=ids, params=params, scopes=[SCOPE], choice=completion.index
             )
-            if refusal is not None and refusal.error is not None:
-                error = refusal.error
-                raise RequestError(f"prompt {index}: {error.message}", code=error.code, param=error.param)
+            self._add(index, request)
             choices[request_id] = _Choice(result, completion, params, detokenizer)
         return result
 
@@ -235,18 +320,6 @@ class LLM:
                 completion.stop_reason = output.stop_token_id
         del choices[output.request_id]
         return True
-
-
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    ids = [item for item in prompts if isinstance(item, int)]
-    return [ids] if ids else [item for item in prompts if not isinstance(item, int)]
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    turns = [item for item in messages if isinstance(item, Mapping)]
-    return [turns] if turns else [item for item in messages if not isinstance(item, Mapping)]
 
 
 def _one_for_each(

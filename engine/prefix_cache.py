@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from engine.block_pool import Block
 
-MAX_TAILS = 8
+MAX_TAILS = 20
 """Tails kept under one parent for one scope; then the one that was used longest ago makes room. So a lookup stays
-short however many chats go on from the same block."""
+short however many chats go on from the same block. Twice as many as the widest beam search has beams: it finds the ends
+of them all, also while those of the next step are published beside them."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

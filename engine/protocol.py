@@ -151,6 +151,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     def max_tokens_in_pool(self) -> int:
         return self.num_blocks * self.block_size
 
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and output together, so that a request which runs alone always ends."""
+        return min(self.max_model_len, self.max_tokens_in_pool)
+
 
 class EngineReady(msgspec.Struct, tag="ready", array_like=True):
     protocol_version: int

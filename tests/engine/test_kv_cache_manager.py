@@ -301,11 +301,11 @@ def test_under_one_parent_the_last_used_tails_stay():
         return kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, 10 + i, 0])).num_tokens == 5
 
     again = make_sequence("again", [1, 2, 3, 4, 10, 0])
-    assert begin(kv, again) == [BlockCopy(2, 10)]
+    assert [copy.source for copy in begin(kv, again)] == [2]
     kv.settle_transfers()
     kv.free(again)
     kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 50])))
-    assert [is_known(i) for i in range(MAX_TAILS)] == [True, False, True, True, True, True, True, True]
+    assert [i for i in range(MAX_TAILS) if not is_known(i)] == [1]
     assert is_known(40)
     assert free_ids(kv)[0] == 3  # whose tail made room
     kv.check_integrity([])
