@@ -131,6 +131,8 @@ class Case:
     engine: Engine
     alone: Answers
     """What is right."""
+    num_forked: int
+    """Prompts whose other choices are among them."""
 
     @property
     def expected(self) -> Answers:
@@ -141,16 +143,16 @@ class Case:
         return [self.engine.request(prompt) for prompt in range(NUM_PROMPTS)]
 
 
-def make_case(engine: Engine) -> Case:
+def make_case(engine: Engine, num_forked: int = NUM_PROMPTS) -> Case:
     core = engine.core(enable_prefix_caching=False)
     alone: Answers = {}
     for prompt in range(NUM_PROMPTS):
-        for choice in range(NUM_CHOICES):
+        for choice in range(NUM_CHOICES if prompt < num_forked else 1):
             alone |= run(core, [engine.request(prompt, choice)])
     assert core.stats().hit_tokens == 0
     assert all(len(ids) == engine.max_tokens for ids in alone.values())
-    assert len({tuple(ids) for ids in alone.values()}) > NUM_PROMPTS
-    return Case(engine, alone)
+    assert len({tuple(ids) for ids in alone.values()}) > NUM_PROMPTS // 2
+    return Case(engine, alone, num_forked)
 
 
 @pytest.fixture(scope="module")
@@ -175,27 +177,35 @@ def assert_preempted(core: EngineCore, is_tight: bool, before: int = 0) -> None:
     assert (core.stats().preemptions > before) == is_tight, core.stats()
 
 
+def assert_cold_and_warm(case: Case, budget: int, *, is_tight: bool) -> None:
+    core = open_core(case, budget, is_tight)
+    for _ in ("cold", "warm"):
+        before = core.stats()
+        assert run(core, case.requests) == case.expected
+        assert_preempted(core, is_tight, before.preemptions)
+        assert core.stats().hit_tokens > before.hit_tokens
+
+
+def assert_forked(case: Case, budget: int, *, is_tight: bool) -> None:
+    core = open_core(case, budget, is_tight)
+    for first in range(0, case.num_forked, 5):
+        before = core.stats().preemptions
+        answers = run_forked(core, case.engine, range(first, first + 5))
+        assert answers == {place: case.alone[place] for place in answers}
+        assert len(answers) == 5 * NUM_CHOICES
+        assert_preempted(core, is_tight, before)
+
+
 @BUDGETS
 @POOLS
 def test_b01_b09_cold_and_warm_chunked_and_preempted_answers_are_those_of_a_request_alone(tiny, budget, is_tight):
-    core = open_core(tiny, budget, is_tight)
-    for _ in ("cold", "warm"):
-        before = core.stats()
-        assert run(core, tiny.requests) == tiny.expected
-        assert_preempted(core, is_tight, before.preemptions)
-        assert core.stats().hit_tokens > before.hit_tokens
+    assert_cold_and_warm(tiny, budget, is_tight=is_tight)
 
 
 @BUDGETS
 @POOLS
 def test_b08_b09_forked_answers_are_those_of_a_request_alone(tiny, budget, is_tight):
-    core = open_core(tiny, budget, is_tight)
-    answers: Answers = {}
-    for first in range(0, NUM_PROMPTS, 5):
-        before = core.stats().preemptions
-        answers |= run_forked(core, tiny.engine, range(first, first + 5))
-        assert_preempted(core, is_tight, before)
-    assert answers == tiny.alone
+    assert_forked(tiny, budget, is_tight=is_tight)
 
 
 def test_b01_each_prompt_again_and_again_in_a_cache_that_forgets(tiny):
@@ -210,10 +220,7 @@ def test_b01_each_prompt_again_and_again_in_a_cache_that_forgets(tiny):
 def test_b01_b08_b09_the_demo_model_answers_the_same_in_all_these_ways(demo_model_fp32: PreparedModel) -> None:
     text_ids = Tokenizer.load(demo_model_fp32).encode(TEXT)
     engine = Engine.load(demo_model_fp32, text_ids, 8, block_size=16, num_blocks=700, max_num_seqs=16)
-    case = make_case(engine)
-    for budget in (17, 64, 4096):
-        for is_tight in (False, True):
-            test_b01_b09_cold_and_warm_chunked_and_preempted_answers_are_those_of_a_request_alone(
-                case, budget, is_tight
-            )
-            test_b08_b09_forked_answers_are_those_of_a_request_alone(case, budget, is_tight)
+    case = make_case(engine, num_forked=10)
+    assert_cold_and_warm(case, 4096, is_tight=False)
+    assert_cold_and_warm(case, 17, is_tight=True)
+    assert_forked(case, 64, is_tight=True)

@@ -1,0 +1,159 @@
+"""Flipping any one field of what a block is known by is a miss, also where fields run together to the same bytes."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from app.scopes import Scopes
+from engine.block_hash import hash_block, root_hash
+from engine.kv_cache_manager import KVCacheManager
+from engine.prefix_cache import PrefixCache
+from engine.protocol import END, Scope
+from engine.sequence import Sequence
+from tests.engine.sequences import make_sequence
+
+BLOCK_SIZE = 8
+SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+LETTERS = st.text("ab\0\1", max_size=4)
+"""Few of them, so that what is drawn is often alike."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """All that the KV of a prompt is known by. The trunk may be empty."""
+
+    root: tuple[str, ...]
+    num_trunk_tokens: int
+    trunk_scope: bytes
+    own_scope: bytes
+    token_ids: tuple[int, ...]
+
+    @property
+    def scopes(self) -> list[Scope]:
+        own = Scope(END, self.own_scope)
+        return [Scope(self.num_trunk_tokens, self.trunk_scope), own] if self.num_trunk_tokens else [own]
+
+    def sequence(self) -> Sequence:
+        """One more token, as the last one is always computed."""
+        return make_sequence("r", [*self.token_ids, 999], scopes=tuple(self.scopes))
+
+    def manager(self) -> KVCacheManager:
+        return KVCacheManager(20, BLOCK_SIZE, root_hash(*self.root))
+
+    def find_in(self, cache: PrefixCache) -> int:
+        """How many tokens of it are known there."""
+        kv = self.manager()
+        kv.cache = cache
+        return kv.find_longest_prefix(self.sequence()).num_tokens
+
+
+IDENTITIES = st.builds(
+    Identity,
+    st.lists(LETTERS, min_size=1, max_size=4).map(tuple),
+    st.sampled_from([0, 7, 8, 9, 15, 16, 17]),
+    st.binary(max_size=4),
+    st.binary(max_size=4),
+    st.lists(st.integers(0, 3), min_size=18, max_size=34).map(tuple),
+)
+
+
+def cached(identity: Identity) -> PrefixCache:
+    """What is known once this one has been computed."""
+    kv, sequence = identity.manager(), identity.sequence()
+    assert kv.try_start(sequence, kv.find_longest_prefix(sequence)) == []
+    kv.unpublished_hashes(sequence)
+    sequence.num_computed_tokens = sequence.num_tokens
+    kv.commit_full_blocks(sequence)
+    kv.commit_tails(sequence)
+    kv.check_integrity([sequence])
+    assert identity.find_in(kv.cache) == len(identity.token_ids)
+    return kv.cache
+
+
+@SETTINGS
+@given(IDENTITIES, st.lists(LETTERS, min_size=1, max_size=4).map(tuple))
+def test_b04_another_root_is_a_miss_from_the_first_block_on(identity, root):
+    assume(root != identity.root)
+    assert replace(identity, root=root).find_in(cached(identity)) == 0
+
+
+@SETTINGS
+@given(IDENTITIES, st.binary(max_size=4), st.binary(max_size=4))
+def test_another_scope_is_a_miss_from_where_it_begins(identity, trunk_scope, own_scope):
+    cache = cached(identity)
+    same_trunk = identity.num_trunk_tokens
+    if own_scope != identity.own_scope:
+        assert replace(identity, own_scope=own_scope).find_in(cache) == same_trunk
+    if same_trunk >= BLOCK_SIZE and trunk_scope != identity.trunk_scope:
+        assert replace(identity, trunk_scope=trunk_scope).find_in(cache) == 0
+        assert replace(identity, trunk_scope=trunk_scope, own_scope=own_scope).find_in(cache) == 0
+
+
+@SETTINGS
+@given(IDENTITIES, st.data())
+def test_another_token_is_a_miss_from_there_on(identity, data):
+    """That goes for the blocks behind it too, which hold the same tokens behind another parent."""
+    cache = cached(identity)
+    place = data.draw(st.integers(0, len(identity.token_ids) - 1))
+    other = data.draw(st.integers(0, 1000 - 1).filter(lambda token_id: token_id != identity.token_ids[place]))
+    token_ids = (*identity.token_ids[:place], other, *identity.token_ids[place + 1 :])
+    found = replace(identity, token_ids=token_ids).find_in(cache)
+    # whole blocks before it, and the end of the trunk
+    ends = [place // BLOCK_SIZE * BLOCK_SIZE, identity.num_trunk_tokens]
+    assert found == max(end for end in ends if end <= place)
+
+
+# ---- fields that run together
+
+
+def split(data: bytes, cuts: list[int]) -> tuple[bytes, ...]:
+    places = sorted(min(cut, len(data)) for cut in cuts)
+    return tuple(data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True))
+
+
+def texts(data: bytes, cuts: list[int]) -> tuple[str, ...]:
+    return tuple(part.decode("latin-1") for part in split(data, cuts))
+
+
+CUTS = st.lists(st.integers(0, 12), min_size=2, max_size=2)
+DIGESTS: dict[str, Callable[[bytes, list[int]], Any]] = {
+    "root": lambda data, cuts: root_hash(*texts(data, cuts)),
+    "private scope": lambda data, cuts: SCOPES.private_key(*texts(data, cuts)),
+    "assistant scope": lambda data, cuts: SCOPES.assistant_key(*texts(data, cuts)),
+}
+SCOPES = Scopes(b"s" * 32)
+
+
+@SETTINGS
+@given(st.sampled_from(sorted(DIGESTS)), st.binary(min_size=1, max_size=12), CUTS, CUTS)
+def test_the_border_between_two_fields_is_part_of_them(name, data, cuts, other_cuts):
+    assume(split(data, cuts) != split(data, other_cuts))
+    assert DIGESTS[name](data, cuts) != DIGESTS[name](data, other_cuts)
+
+
+@SETTINGS
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=10), CUTS, CUTS)
+def test_the_borders_of_parent_scope_and_tokens_are_part_of_a_block(words, cuts, other_cuts):
+    """All of them put together are the same 32-bit words."""
+
+    def hash_of(cuts: list[int]) -> tuple[tuple[bytes, ...], bytes]:
+        first, second = sorted(min(cut, len(words)) for cut in cuts)
+        parent, scope, token_ids = words[:first], words[first:second], words[second:]
+        fields = (struct.pack(f"<{len(parent)}I", *parent), struct.pack(f"<{len(scope)}I", *scope))
+        return (*fields, bytes(token_ids)), hash_block(*fields, token_ids)
+
+    (fields, digest), (other_fields, other_digest) = hash_of(cuts), hash_of(other_cuts)
+    assert (fields == other_fields) == (digest == other_digest)
+
+
+@SETTINGS
+@given(st.lists(st.none() | LETTERS, max_size=3), st.lists(st.none() | LETTERS, max_size=3), LETTERS, LETTERS)
+def test_nothing_is_another_narrowing_than_an_empty_text_and_two_kinds_of_scope_never_meet(one, other, tenant, text):
+    keys = [SCOPES.private_key(tenant, *one), SCOPES.private_key(tenant, *other)]
+    assert (keys[0] == keys[1]) == (one == other)
+    assert keys[0] not in (SCOPES.assistant_key(tenant, text, text), SCOPES.assistant_key(None, tenant, text))
+    assert SCOPES.assistant_key(None, tenant, text) != SCOPES.assistant_key("", tenant, text)
