@@ -49,11 +49,12 @@ class Assistants:
 
 def _assistant(config: AssistantConfig, template: ChatTemplate, scopes: Scopes) -> Assistant:
     head = [Message("system", config.instructions)]
+    head_runs = template.head_runs(head)
     return Assistant(
         id=config.id,
         instructions=config.instructions,
         tenant=config.tenant,
-        trunk_ids=tuple(template.trunk_ids(head)),
-        head_runs=template.head_runs(head),
+        trunk_ids=tuple(template.trunk_ids(head, known_runs=head_runs)),
+        head_runs=head_runs,
         scope_key=scopes.assistant_key(config.tenant, config.id, config.instructions),
     )

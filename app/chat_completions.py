@@ -47,8 +47,7 @@ class ChatCompletions:
             tenant,
             chat.to_messages(),
             assistant=assistant,
-            cache_salt=chat.cache_salt,
-            prompt_cache_key=chat.prompt_cache_key,
+            narrowing=chat.narrowing,
             add_generation_prompt=chat.add_generation_prompt is not False,
             param="messages",
         )

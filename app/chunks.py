@@ -18,7 +18,7 @@ class StreamOptions(RequestModel):
 
 
 class GeneratingRequest(SamplingFields):
-    """The fields of both bodies. `user` and other names that change nothing are ignored."""
+    """The fields of both bodies. Names that change nothing are ignored."""
 
     model: str
     stream: bool | None = None

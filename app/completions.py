@@ -102,8 +102,7 @@ class Completions:
         prompts = await services.prompts.build_completions(
             tenant,
             texts,
-            cache_salt=body.cache_salt,
-            prompt_cache_key=body.prompt_cache_key,
+            narrowing=body.narrowing,
             add_special_tokens=body.add_special_tokens is not False,
         )
         generation = services.generation(prompts, params, tenant, priority=body.priority or 0, continues_text=True)

@@ -91,7 +91,7 @@ class Generation:
             raise _too_long(prompt, info.max_model_len, "The context length of this model is", params)
         if num_tokens + 1 > info.max_tokens_in_pool:
             raise _too_long(prompt, info.max_tokens_in_pool, "The KV cache of this server holds", params)
-        if not all(0 <= t < info.vocab_size for t in prompt.token_ids):
+        if not all(0 <= t < info.vocab_size for t in prompt.token_ids[prompt.num_known_tokens :]):
             raise BadRequest(f"The prompt has token ids outside 0 to {info.vocab_size - 1}.", param=prompt.param)
 
     # ---- numbers; final after the last delta

@@ -11,17 +11,19 @@ from typing import TypeVar
 
 from app.assistants import Assistant
 from app.errors import BadRequest
-from app.scopes import Scopes
+from app.heads import Head, Heads
+from app.scopes import NOT_NARROWED, Narrowing, Scopes
 from app.tenants import Tenant
 from engine.errors import RequestError
 from engine.protocol import END, Scope
-from engine.text.chat_template import ChatTemplate, Message
+from engine.text.chat_template import ChatTemplate, Message, RenderedPrompt
 from engine.text.tokenizer import Tokenizer
 
 THREAD_FROM_CHARACTERS = 8192
 """Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
 CHARACTERS_OF_A_MESSAGE = 64
 """What the markup of a message costs, in characters of text."""
+HEAD_ROLES = ("system", "developer")
 MAX_KEPT_TOKENS = 1 << 20
 MAX_KEPT_ANSWERS = 1 << 16
 
@@ -38,6 +40,13 @@ class BuiltPrompt:
     """The field of the request that it was made from, for errors."""
     text: str | None = field(default=None, repr=False)
     """Of a completion: the prompt as it was given, for `echo`."""
+    owner_key: bytes = field(default=b"", repr=False)
+    """Whose it is: what is said about it is compared with prompts of the same owner only."""
+    assistant_id: str | None = None
+    num_known_tokens: int = 0
+    """Leading ones that were encoded here, for a head: they need not be looked at again."""
+    template_changed: bool = False
+    """Ids of an answer in it had to be made from its text anew, as the template did not take them."""
 
     @property
     def private_key(self) -> bytes:
@@ -91,6 +100,7 @@ class PromptBuilder:
         self._template = template
         self._scopes = scopes
         self._kept = KeptAnswers()
+        self._heads = Heads(template)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="prompts")
 
     async def build(
@@ -99,48 +109,67 @@ class PromptBuilder:
         messages: Sequence[Message],
         *,
         assistant: Assistant | None = None,
-        cache_salt: str | None = None,
-        prompt_cache_key: str | None = None,
+        narrowing: Narrowing = NOT_NARROWED,
         add_generation_prompt: bool = True,
         param: str = "input",
     ) -> BuiltPrompt:
         """The prompt of a chat. The assistant's instructions come first, as a system message of their own.
 
         `param`: the field of the request that holds the messages, for errors.
-        An answer without kept ids whose text this server gave in the same scope gets its ids back.
+        An answer without kept ids whose text this server gave in the same scope gets its ids back. The system messages
+        that a request begins with end a scope of their own, so that chats which repeat them share them to the token.
         """
-        private = self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key)
+        private = self._scopes.private_key(tenant, narrowing)
         whole = [self._with_kept_ids(private, m) for m in messages]
-        known_runs = None
+        num_leading = next((i for i, m in enumerate(whole) if m.role not in HEAD_ROLES), len(whole))
         if assistant is not None:
             whole.insert(0, Message("system", assistant.instructions))
-            known_runs = assistant.head_runs
+            num_leading += 1 if num_leading else 0
+        own = whole[:num_leading]
+        head_key = self._heads.key(private, own)
+        known = self._heads.find(head_key)
+        is_new = bool(own) and known is None
 
-        def render() -> list[int]:
-            rendered = self._template.render(whole, add_generation_prompt=add_generation_prompt, known_runs=known_runs)
-            return rendered.token_ids
+        def render() -> tuple[Head | None, RenderedPrompt]:
+            runs = assistant.head_runs if assistant is not None else {}
+            head = self._heads.try_make(own, runs) if is_new else known
+            runs = head.runs if head is not None else runs
+            return head, self._template.render(whole, add_generation_prompt=add_generation_prompt, known_runs=runs)
 
-        token_ids = await self._run(render, [len(m.content) for m in whole], param)
-        return BuiltPrompt(token_ids, self._scopes_of(token_ids, assistant, private), param)
+        num_encoded = num_leading if known is not None else 0 if assistant is None else 1
+        texts = [*whole[num_encoded:], *(own if is_new else ())]
+        head, rendered = await self._run(render, [len(m.content) for m in texts], param)
+        if is_new and head is not None:
+            self._heads.keep(head_key, head)
+        scopes = _scopes_of(rendered.token_ids, assistant, head, private)
+        return BuiltPrompt(
+            rendered.token_ids,
+            scopes,
+            param,
+            owner_key=self._scopes.owner_key(tenant, narrowing.user),
+            assistant_id=assistant.id if assistant is not None else None,
+            num_known_tokens=scopes[-2].end_token if len(scopes) > 1 else 0,
+            template_changed=bool(rendered.template_changed),
+        )
 
     async def build_completions(
         self,
         tenant: Tenant,
         prompts: Sequence[str | list[int]],
         *,
-        cache_salt: str | None = None,
-        prompt_cache_key: str | None = None,
+        narrowing: Narrowing = NOT_NARROWED,
         add_special_tokens: bool = True,
     ) -> list[BuiltPrompt]:
         """Prompts of completions: text, encoded with BOS where the model wants one, or ids as they are."""
-        scopes = [Scope(END, self._scopes.private_key(tenant.id, cache_salt, prompt_cache_key))]
+        scopes = [Scope(END, self._scopes.private_key(tenant, narrowing))]
+        owner_key = self._scopes.owner_key(tenant, narrowing.user)
         encode = self._tokenizer.encode_completion if add_special_tokens else self._tokenizer.encode
 
         def encode_all() -> list[BuiltPrompt]:
             return [
-                BuiltPrompt(encode(prompt), scopes, text=prompt)
+                BuiltPrompt(encode(prompt), scopes, text=prompt, owner_key=owner_key)
                 if isinstance(prompt, str)
-                else BuiltPrompt(prompt, scopes)
+                else BuiltPrompt(prompt, scopes, owner_key=owner_key)
                 for prompt in prompts
             ]
 
@@ -162,12 +191,6 @@ class PromptBuilder:
             return message
         return replace(message, token_ids=self._kept.take(private, message.content))
 
-    def _scopes_of(self, token_ids: list[int], assistant: Assistant | None, private: bytes) -> list[Scope]:
-        if assistant is None:
-            return [Scope(END, private)]
-        shared = num_common(assistant.trunk_ids, token_ids)
-        return [Scope(shared, assistant.scope_key), Scope(END, private)] if shared else [Scope(END, private)]
-
     async def _run(self, work: Callable[[], T], text_lengths: Sequence[int], param: str) -> T:
         """In a thread if it is long: by the characters of all texts, and by how many texts there are."""
         try:
@@ -179,6 +202,21 @@ class PromptBuilder:
             raise BadRequest(e.message, code=code, param=param) from None
 
 
+def _scopes_of(token_ids: list[int], assistant: Assistant | None, head: Head | None, private: bytes) -> list[Scope]:
+    """The trunk is the assistant's; all that follows is private, with a mark where the head ends."""
+    scopes = []
+    shared = num_common(assistant.trunk_ids, token_ids) if assistant else 0
+    if assistant and shared:
+        scopes.append(Scope(shared, assistant.scope_key))
+    end = num_common(head.token_ids, token_ids) if head else 0
+    if shared < end < len(token_ids):
+        scopes.append(Scope(end, private))
+    return [*scopes, Scope(END, private)]
+
+
 def num_common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
+    num_tokens = min(len(a), len(b))
+    if tuple(a[:num_tokens]) == tuple(b[:num_tokens]):
+        return num_tokens  # nearly always, and then many times faster than token by token
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

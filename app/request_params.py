@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from app.errors import BadRequest, from_request_error
+from app.scopes import Narrowing
 from engine.errors import RequestError
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
@@ -140,6 +141,8 @@ class SamplingFields(RequestModel):
 
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    user: str | None = Field(default=None, max_length=1024)
+    safety_identifier: str | None = Field(default=None, max_length=1024)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     return_token_ids: bool | None = None
 
@@ -167,6 +170,12 @@ class SamplingFields(RequestModel):
     logits_processors: Any = None
     repetition_detection: Any = None
     return_tokens_as_token_ids: bool | None = None
+
+    @property
+    def narrowing(self) -> Narrowing:
+        """Who may share the request's KV. The end user is the request's own: a child does not inherit its parent's."""
+        user = self.safety_identifier if self.safety_identifier is not None else self.user
+        return Narrowing(self.cache_salt, self.prompt_cache_key, user)
 
     def refuse_unbuilt(self) -> Self:
         """Returns itself. Raises BadRequest with code `unsupported_parameter` where the answer would be another one."""

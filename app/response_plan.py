@@ -100,8 +100,7 @@ class ResponsePlanner:
             tenant,
             _messages(request, history, items),
             assistant=assistant,
-            cache_salt=request.cache_salt,
-            prompt_cache_key=request.prompt_cache_key,
+            narrowing=request.narrowing,
         )
         params = request.to_params(
             services.tokenizer,

@@ -60,8 +60,6 @@ class CreateResponse(SamplingFields):
     background: bool | None = None
     include: Annotated[list[str], Field(fail_fast=True, max_length=64)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int64 | None = None

@@ -1,18 +1,35 @@
 """Who may share KV with whom: keys of cache scopes, derived by the server from a secret of its own.
 
-A client can narrow its scope (`cache_salt`, `prompt_cache_key`), never widen it or name another's.
+A client can narrow its scope (`cache_salt`, `prompt_cache_key`), never widen it or name another's. A tenant can be told
+to have a scope for each of its end users.
 """
 
 import hashlib
 import hmac
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.config import ConfigError
+from app.tenants import Tenant
 
 SECRET_BYTES = 32
 SECRET_FILE = "secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """What a request says of who may share its KV. Each field can only make its scope another, smaller one."""
+
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    user: str | None = None
+    """The end user who asks. Of consequence only for a tenant that is scoped by user; there all requests that name
+    none have one scope in common, the tenant's own beside those of its users."""
+
+
+NOT_NARROWED = Narrowing()
 
 
 class Scopes:
@@ -23,9 +40,18 @@ class Scopes:
             raise ValueError(f"the secret must have at least {SECRET_BYTES} bytes, got {len(secret)}")
         self._secret = secret
 
-    def private_key(self, tenant: str, *narrowing: str | None) -> bytes:
-        """Of everything a tenant's requests compute beyond a trunk. Each of `narrowing` makes it another scope."""
-        return self._derive("private", tenant, *narrowing)
+    def private_key(self, tenant: Tenant, narrowing: Narrowing = NOT_NARROWED) -> bytes:
+        """Of everything that a request computes beyond a trunk."""
+        salts = (narrowing.cache_salt, narrowing.prompt_cache_key)
+        if tenant.is_scoped_by_user:
+            return self._derive("user", tenant.id, narrowing.user, *salts)
+        return self._derive("private", tenant.id, *salts)
+
+    def owner_key(self, tenant: Tenant, user: str | None) -> bytes:
+        """Whose request it is, salts aside: the tenant's, or one of its users' where it is scoped by user."""
+        if tenant.is_scoped_by_user:
+            return self._derive("owner user", tenant.id, user)
+        return self._derive("owner", tenant.id)
 
     def assistant_key(self, tenant: str | None, assistant_id: str, instructions: str) -> bytes:
         """Of an assistant's trunk; `tenant` None: shared by all. Edited instructions are another scope."""

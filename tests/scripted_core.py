@@ -200,7 +200,8 @@ class ScriptedCore:
         output = RequestOutput(request_id=request.request_id)
         if running.num_output == 0:
             output.num_cached_tokens = min(self.num_cached_tokens, len(request.prompt_ids) - 1)
-            trunk_end = request.scopes[0].end_token if len(request.scopes) > 1 else 0
+            first = request.scopes[0]
+            trunk_end = first.end_token if first.key != request.scopes[-1].key else 0
             output.num_cached_trunk_tokens = min(output.num_cached_tokens, trunk_end)
             if params.prompt_logprobs is not None:
                 rest = [_logprobs(t, params.prompt_logprobs) for t in request.prompt_ids[1:]]

@@ -136,14 +136,23 @@ class ChatTemplate:
             raise TemplateError("the messages make an empty prompt")
         return RenderedPrompt(token_ids, tuple(sorted(as_text)))
 
-    def trunk_ids(self, head: Sequence[Message], *, template_kwargs: Mapping[str, Any] | None = None) -> list[int]:
+    def trunk_ids(
+        self,
+        head: Sequence[Message],
+        *,
+        known_runs: Mapping[str, Sequence[int]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The ids that prompts which start with `head` and go on with a user's turn have in common.
 
         Found with four probe texts; a prompt whose first user text merges in yet another way shares a little less.
         """
         prompts = [
             self.render(
-                [*head, Message("user", probe)], add_generation_prompt=False, template_kwargs=template_kwargs
+                [*head, Message("user", probe)],
+                add_generation_prompt=False,
+                known_runs=known_runs,
+                template_kwargs=template_kwargs,
             ).token_ids
             for probe in TRUNK_PROBES
         ]
@@ -155,8 +164,12 @@ class ChatTemplate:
         return prompts[0][:common]
 
     def head_runs(
-        self, head: Sequence[Message], *, template_kwargs: Mapping[str, Any] | None = None
-    ) -> dict[str, list[int]]:
+        self,
+        head: Sequence[Message],
+        *,
+        known_runs: Mapping[str, Sequence[int]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Sequence[int]]:
         """The runs of text that `head` gives to every prompt, with their ids: `known_runs` for `render`."""
         runs: list[set[str]] = []
         for probe in TRUNK_PROBES:
@@ -171,7 +184,11 @@ class ChatTemplate:
                     if isinstance(before, int) and isinstance(piece, str)
                 }
             )
-        return {run: self._tokenizer.encode_after_control(run) for run in set.intersection(*runs)}
+        known = known_runs or {}
+        return {
+            run: known[run] if run in known else self._tokenizer.encode_after_control(run)
+            for run in set.intersection(*runs)
+        }
 
     def _check(self, messages: Sequence[Message], template_kwargs: Mapping[str, Any]) -> None:
         if not messages:
@@ -221,7 +238,7 @@ class ChatTemplate:
             except _TEMPLATE_FAULTS as e:
                 refusal = refusal or _sentence(guard.restore(str(e)))
                 continue
-            left_out = [turn for turn in attempt if turn.role in _NEVER_LEFT_OUT and turn.content.strip() not in text]
+            left_out = [t for t in attempt if t.role in _NEVER_LEFT_OUT and not _holds(text, t.content.strip())]
             if not left_out:
                 return text
             refusal = refusal or f"it leaves out a message of role {left_out[0].role}"
@@ -271,6 +288,12 @@ class ChatTemplate:
         if answer_ids and answer_ids[0] == next(self._tokenizer.control.split(added), None):
             return text
         return text.removesuffix(opening.remembered) + opening.generated
+
+
+def _holds(text: str, content: str) -> bool:
+    """Whether `content` is in `text`. Preparing to look for a long string takes long; mostly it is where it begins."""
+    start = text.find(content[:32])
+    return start >= 0 and (text.startswith(content, start) or content in text)
 
 
 def _sentence(text: str) -> str:

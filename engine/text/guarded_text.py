@@ -1,6 +1,5 @@
 """Keeps what users typed apart from what a template writes, while both go through the template as one string."""
 
-import re
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +18,6 @@ class Guard:
         self._control = control
         nonce = secrets.token_hex(8)
         self._open, self._close = f"\ue0a0{nonce}:", f":{nonce}\ue0a1"
-        self._stand_in = re.compile(f"{self._open}([0-9]+){self._close}")
-        self._kept = re.compile(f"{self._open}kept([0-9]+){self._close}")
         self._originals: list[str] = []
 
     def protect(self, content: str) -> str:
@@ -28,7 +25,7 @@ class Guard:
         core = content.strip()
         if not core:
             return content
-        start = content.index(core)
+        start = len(content) - len(content.lstrip())
         before, after = content[:start], content[start + len(core) :]
         guarded = self._control.pattern.sub(lambda match: self._replace(match.group()), core)
         edge = self._replace("") if self._control.can_join(core) else ""
@@ -52,7 +49,7 @@ class Guard:
         """What was typed in place of the stand-ins."""
         if not self._originals:
             return text
-        return self._stand_in.sub(lambda match: self._originals[int(match[1])], text)
+        return "".join(part if name is None else self._originals[name] for part, name in self._split(text, ""))
 
     def kept(self, index: int) -> str:
         """The stand-in of a kept answer."""
@@ -60,9 +57,33 @@ class Guard:
 
     def find_kept(self, text: str) -> list[int]:
         """The kept answers in `text`, in order, repeated if they are."""
-        return [int(match[1]) for match in self._kept.finditer(text)]
+        return [name for _, name in self._split(text, "kept") if name is not None]
 
     def split_kept(self, text: str) -> Iterator[str | int]:
         """Text (may be empty) and kept answers in turn, beginning and ending with text."""
-        for i, part in enumerate(self._kept.split(text)):
-            yield int(part) if i % 2 else part
+        before = ""
+        for part, name in self._split(text, "kept"):
+            if name is None:
+                before += part
+            else:
+                yield before
+                yield name
+                before = ""
+        yield before
+
+    def _split(self, text: str, kind: str) -> Iterator[tuple[str, int | None]]:
+        """Pieces of text, each without a number, and the numbers of the stand-ins of one kind, in order.
+
+        Not by a regular expression: one for each nonce would take longer to compile than all else that a rendering
+        takes.
+        """
+        first, *others = text.split(self._open)
+        yield first, None
+        for other in others:
+            name, is_closed, after = other.partition(self._close)
+            number = name.removeprefix(kind)
+            if is_closed and name.startswith(kind) and number.isascii() and number.isdigit():
+                yield "", int(number)
+                yield after, None
+            else:
+                yield self._open + other, None

@@ -11,7 +11,7 @@ from app.assistants import Assistant, Assistants
 from app.config import AssistantConfig
 from app.errors import BadRequest
 from app.prompts import THREAD_FROM_CHARACTERS, KeptAnswers, PromptBuilder, num_common
-from app.scopes import Scopes
+from app.scopes import Narrowing, Scopes
 from app.tenants import Tenant
 from engine.protocol import END, Scope
 from engine.text.chat_template import ChatTemplate, Message, RenderedPrompt
@@ -50,7 +50,7 @@ ANSWER = [IM_START, *b"assistant\n"]
 async def test_a_chat(builder: PromptBuilder) -> None:
     prompt = await builder.build(A, [Message("user", "hi")])
     assert prompt.token_ids == [*turn("user", "hi"), *ANSWER]
-    assert prompt.scopes == [Scope(END, SCOPES.private_key("a", None, None))]
+    assert prompt.scopes == [Scope(END, SCOPES.private_key(A))]
     without = await builder.build(A, [Message("user", "hi")], add_generation_prompt=False)
     assert without.token_ids == turn("user", "hi")
 
@@ -60,13 +60,14 @@ async def test_an_assistant_is_shared_up_to_where_the_user_begins(builder: Promp
     assert prompt.token_ids == [*turn("system", "Be kind."), *turn("user", "hi"), *ANSWER]
     trunk = [*turn("system", "Be kind."), IM_START, *b"user\n"]
     assert list(assistant.trunk_ids) == trunk
-    assert prompt.scopes == [Scope(len(trunk), assistant.scope_key), Scope(END, SCOPES.private_key("a", None, None))]
+    assert prompt.scopes == [Scope(len(trunk), assistant.scope_key), Scope(END, SCOPES.private_key(A))]
     assert builder.trunk_prompt(assistant).scopes == [Scope(END, assistant.scope_key)]
 
 
 async def test_salts_narrow_the_private_part_only(builder: PromptBuilder, assistant: Assistant) -> None:
     async def scopes(tenant: Tenant, **salts: str) -> tuple[bytes, bytes]:
-        prompt = await builder.build(tenant, [Message("user", "hi")], assistant=assistant, **salts)
+        narrowing = Narrowing(**salts)
+        prompt = await builder.build(tenant, [Message("user", "hi")], assistant=assistant, narrowing=narrowing)
         return prompt.scopes[0].key, prompt.private_key
 
     seen = [
@@ -88,8 +89,105 @@ async def test_a_history_finds_the_ids_of_its_answers(builder: PromptBuilder) ->
     history = [Message("user", "hi"), Message("assistant", "odd"), Message("user", "why?")]
     second = await builder.build(A, history)
     assert second.token_ids[: len(first.token_ids) + 2] == first.token_ids + output
-    for other in (await builder.build(B, history), await builder.build(A, history, cache_salt="x")):
+    for other in (await builder.build(B, history), await builder.build(A, history, narrowing=Narrowing("x"))):
         assert output != other.token_ids[len(first.token_ids) : len(first.token_ids) + 2], "another scope's ids"
+
+
+async def test_a_system_prompt_that_nobody_declared_ends_a_scope(builder: PromptBuilder) -> None:
+    """So that a herd of chats with one system prompt shares it to the very token."""
+    private = SCOPES.private_key(A)
+    head = [*turn("system", "Be kind."), IM_START, *b"user\n"]
+    for role in ("system", "developer"):
+        prompt = await builder.build(A, [Message(role, "Be kind."), Message("user", "hi")])
+        assert prompt.token_ids == [*head, *b"hi", IM_END, 10, *ANSWER]
+        assert prompt.scopes == [Scope(len(head), private), Scope(END, private)]
+    two = await builder.build(A, [Message("system", "Be"), Message("developer", "kind."), Message("user", "hi")])
+    heads = [*turn("system", "Be"), *turn("system", "kind."), IM_START, *b"user\n"]
+    assert two.scopes == [Scope(len(heads), private), Scope(END, private)]
+
+
+async def test_a_chat_of_system_messages_only_has_them_marked_as_far_as_others_can_go_on(
+    builder: PromptBuilder,
+) -> None:
+    prompt = await builder.build(A, [Message("system", "Be kind.")])
+    head = [*turn("system", "Be kind."), IM_START]
+    assert prompt.scopes[:-1] == [Scope(len(head), prompt.private_key)], "what follows is an answer and no user"
+    without = await builder.build(A, [Message("system", "Be kind.")], add_generation_prompt=False)
+    assert without.scopes == [Scope(END, without.private_key)], "the mark would be the end of the prompt"
+
+
+async def test_a_later_system_message_ends_nothing(builder: PromptBuilder) -> None:
+    prompt = await builder.build(A, [Message("user", "hi"), Message("system", "Be kind."), Message("user", "hi")])
+    assert prompt.scopes == [Scope(END, prompt.private_key)]
+
+
+async def test_system_text_after_an_assistants_has_a_mark_of_its_own(
+    builder: PromptBuilder, assistant: Assistant
+) -> None:
+    asked = [Message("system", "Today is Monday."), Message("user", "hi")]
+    head = [*turn("system", "Be kind."), *turn("system", "Today is Monday."), IM_START, *b"user\n"]
+    for _ in range(2):
+        prompt = await builder.build(A, asked, assistant=assistant)
+        shared = len([*turn("system", "Be kind."), IM_START])  # up to where the two go apart
+        assert prompt.scopes == [
+            Scope(shared, assistant.scope_key),
+            Scope(len(head), prompt.private_key),
+            Scope(END, prompt.private_key),
+        ]
+        assert prompt.token_ids[: len(head)] == head
+
+
+async def test_the_head_of_a_chat_is_rendered_apart_only_once_in_its_scope(
+    model: tuple[Tokenizer, ChatTemplate],
+) -> None:
+    rendered: list[int] = []
+
+    class Counting(ChatTemplate):
+        def render(self, messages: Any, **kwargs: Any) -> RenderedPrompt:
+            rendered.append(len(messages))
+            return super().render(messages, **kwargs)
+
+    builder = PromptBuilder(model[0], Counting(model[1]._source, model[0]), SCOPES)
+
+    async def count(tenant: Tenant, text: str, **salts: str) -> int:
+        rendered.clear()
+        asked = [Message("system", "Be kind."), Message("user", text), Message("assistant", "x"), Message("user", "y")]
+        prompt = await builder.build(tenant, asked, narrowing=Narrowing(**salts))
+        assert prompt.num_known_tokens == len([*turn("system", "Be kind."), IM_START, *b"user\n"])
+        return rendered.count(2)
+
+    assert [await count(A, text) for text in "abc"] == [4, 0, 0], "four probes"
+    assert [await count(B, "a"), await count(A, "a", cache_salt="s")] == [4, 4], "nothing is known of another scope"
+
+
+async def test_where_a_template_takes_no_user_after_a_system_message_nothing_is_marked(
+    model: tuple[Tokenizer, ChatTemplate],
+) -> None:
+    source = "{% if messages[-1].role == 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    builder = PromptBuilder(model[0], ChatTemplate(source, model[0]), SCOPES)
+    prompt = await builder.build(A, [Message("system", "Be kind.")])
+    assert prompt.token_ids == list(b"Be kind.")
+    assert prompt.scopes == [Scope(END, prompt.private_key)]
+
+
+async def test_prompts_say_whose_they_are(builder: PromptBuilder, assistant: Assistant) -> None:
+    by_user = Tenant("a", is_scoped_by_user=True)
+
+    async def owner(tenant: Tenant, **fields: str) -> tuple[bytes, bytes]:
+        narrowing = Narrowing(**fields)
+        chat = await builder.build(tenant, [Message("user", "hi")], assistant=assistant, narrowing=narrowing)
+        [completion] = await builder.build_completions(tenant, ["hi"], narrowing=narrowing)
+        assert chat.owner_key == completion.owner_key
+        assert chat.private_key == completion.private_key
+        assert (chat.assistant_id, completion.assistant_id) == ("support", None)
+        return chat.owner_key, chat.private_key
+
+    plain = await owner(A)
+    assert await owner(A, user="u") == plain, "users of a tenant that is not scoped by user are one"
+    assert (await owner(A, cache_salt="s"))[0] == plain[0], "a salt is no owner"
+    nobody, ada, bob = await owner(by_user), await owner(by_user, user="ada"), await owner(by_user, user="bob")
+    assert len({plain, nobody, ada, bob, await owner(B)}) == 5
+    assert len({key for pair in (plain, nobody, ada, bob) for key in pair}) == 8
 
 
 async def test_completions_are_plain_text_or_ids(builder: PromptBuilder) -> None:
@@ -97,7 +195,7 @@ async def test_completions_are_plain_text_or_ids(builder: PromptBuilder) -> None
     assert text.token_ids == list(b"a<|im_end|>")
     assert (text.text, ids.text) == ("a<|im_end|>", None)
     assert ids.token_ids == [1, 2]
-    assert text.scopes == ids.scopes == [Scope(END, SCOPES.private_key("a", None, None))]
+    assert text.scopes == ids.scopes == [Scope(END, SCOPES.private_key(A))]
 
 
 async def test_b22_what_the_template_refuses_is_a_bad_request(model: tuple[Tokenizer, ChatTemplate]) -> None:

@@ -1,5 +1,6 @@
 """The token state of one request."""
 
+from engine.protocol import END, Scope
 from engine.sequence import SequenceStatus
 from tests.engine.sequences import make_sequence
 
@@ -29,3 +30,16 @@ def test_end_ids_end_it_unless_they_are_ignored():
 
 def test_two_sequences_with_equal_fields_are_two():
     assert len({make_sequence("a", [1]), make_sequence("a", [1])}) == 2
+
+
+def test_cached_tokens_of_the_trunk_are_those_of_a_first_scope_with_a_key_of_its_own():
+    def trunk_tokens(num_cached, *scopes):
+        sequence = make_sequence("a", [1] * 9, scopes=scopes)
+        sequence.num_cached_tokens = num_cached
+        return sequence.num_cached_trunk_tokens
+
+    trunk, mark, rest = Scope(4, b"assistant"), Scope(6, b"private"), Scope(END, b"private")
+    assert [trunk_tokens(n, trunk, rest) for n in (None, 0, 3, 4, 8)] == [None, 0, 3, 4, 4]
+    assert [trunk_tokens(n, trunk, mark, rest) for n in (None, 0, 3, 4, 8)] == [None, 0, 3, 4, 4]
+    assert [trunk_tokens(n, mark, rest) for n in (None, 0, 8)] == [None, 0, 0], "a mark within one scope is no trunk"
+    assert trunk_tokens(8, rest) == 0

@@ -1,0 +1,72 @@
+"""Heads: the system messages that a chat begins with, and where in its prompt they end."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.text.chat_template import ChatTemplate, Message, TemplateError
+
+MAX_HEADS = 1024
+MAX_HEAD_TOKENS = 1 << 18
+
+
+@dataclass(frozen=True)
+class Head:
+    token_ids: tuple[int, ...] = field(repr=False)
+    """Longest common prefix of the prompts that start with these messages."""
+    runs: Mapping[str, Sequence[int]] = field(repr=False)
+    """Ids of the texts that these messages give to each prompt, so that they are not made anew for each."""
+
+
+class Heads:
+    """Heads of late, by scope and text. Bounded: those that were used least recently go first.
+
+    A head is known within its scope only: how long a request takes says nothing about anybody else's.
+    """
+
+    def __init__(self, template: ChatTemplate, max_heads: int = MAX_HEADS, max_tokens: int = MAX_HEAD_TOKENS) -> None:
+        self._template = template
+        self._max_heads = max_heads
+        self._max_tokens = max_tokens
+        self._num_tokens = 0
+        self._heads: OrderedDict[bytes, Head] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    @staticmethod
+    def key(scope_key: bytes, messages: Sequence[Message]) -> bytes:
+        """What the head of these system messages is known by."""
+        digest = hashlib.sha256(scope_key)
+        for message in messages:
+            data = message.content.encode()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.digest()
+
+    def find(self, key: bytes) -> Head | None:
+        head = self._heads.get(key)
+        if head is not None:
+            self._heads.move_to_end(key)
+        return head
+
+    def try_make(
+        self, messages: Sequence[Message], known_runs: Mapping[str, Sequence[int]] | None = None
+    ) -> Head | None:
+        """None where the template takes no user's turn after these messages: then nothing ends there.
+
+        Takes several renderings and may run in any thread. `known_runs`: of an assistant's instructions among them.
+        """
+        try:
+            runs = self._template.head_runs(messages, known_runs=known_runs)
+            return Head(tuple(self._template.trunk_ids(messages, known_runs=runs)), runs)
+        except TemplateError:
+            return None
+
+    def keep(self, key: bytes, head: Head) -> None:
+        if key in self._heads or len(head.token_ids) > self._max_tokens:
+            return
+        self._heads[key] = head
+        self._num_tokens += len(head.token_ids)
+        while self._num_tokens > self._max_tokens or len(self._heads) > self._max_heads:
+            self._num_tokens -= len(self._heads.popitem(last=False)[1].token_ids)
