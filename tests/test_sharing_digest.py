@@ -64,7 +64,7 @@ IDENTITIES = st.builds(
 def cached(identity: Identity) -> PrefixCache:
     """What is known once this one has been computed."""
     kv, sequence = identity.manager(), identity.sequence()
-    assert kv.try_start(sequence, kv.find_longest_prefix(sequence)) == []
+    assert kv.try_allocate_slots(sequence, sequence.num_tokens) is not None
     kv.unpublished_hashes(sequence)
     sequence.num_computed_tokens = sequence.num_tokens
     kv.commit_full_blocks(sequence)
