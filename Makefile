@@ -26,7 +26,7 @@ format: $(VENV)/test.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/test.stamp
+bench: $(VENV)/bench.stamp
 	$(BIN)/python -m benchmarks.served $(ARGS)
 
 clean:
@@ -43,4 +43,8 @@ $(VENV)/serve.stamp: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/test.stamp: $(VENV)/serve.stamp
 	$(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/bench.stamp: $(VENV)/test.stamp
+	$(PIP) -e '.[bench]'
 	touch $@

@@ -9,9 +9,6 @@ document holds every run and the medians. The workloads are named in docs/benchm
 
 import argparse
 import json
-import os
-import platform
-import re
 import signal
 import socket
 import statistics
@@ -24,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from benchmarks.document import new_document, write
 
 LOAD = Path(__file__).with_name("load.py")
 SYSTEM_SEED = 7
@@ -67,9 +66,8 @@ class Server:
 
     @property
     def model(self) -> str:
-        with urllib.request.urlopen(self.url + "/v1/models", timeout=30) as answer:
-            names = [m["id"] for m in json.load(answer)["data"]]
-        return next(name for name in names if ":" not in name)
+        with urllib.request.urlopen(self.url + "/ready", timeout=30) as answer:
+            return str(json.load(answer)["model"])
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -141,17 +139,6 @@ def idle(server: Server, seconds: float) -> dict[str, Any]:
     return {"percent_of_a_core": round(sum(each.values()), 3), "processes": each, "seconds": round(wall, 1)}
 
 
-def processor() -> str:
-    """Its name, and what of it matters for a model in bfloat16."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine()
-    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-    features = sorted({"avx2", "avx512f", "avx512_bf16", "amx_bf16"} & set(text.split()))
-    return f"{found[1] if found else platform.machine()}, {' '.join(features)}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", default=["W1", "W4", "cold-hot", "start", "idle"])
@@ -161,12 +148,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", default="", help="further options for `trunkline serve`, in one string")
     args = parser.parse_args()
-    document: dict[str, Any] = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"processor": processor(), "cores": os.cpu_count()},
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
-        "serve": args.serve,
-    }
+    document = {**new_document(), "serve": args.serve}
     with served(args.state_dir, args.serve.split()) as server:
         for what in args.what:
             if what in WORKLOADS:
@@ -183,10 +165,7 @@ def main() -> None:
             with served(args.state_dir, args.serve.split()) as server:
                 seconds.append(round(server.seconds_to_ready, 2))
         document["start"] = {"seconds_to_ready": statistics.median(seconds), "runs": seconds}
-    text = json.dumps(document, indent=1)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    write(document, args.output)
 
 
 if __name__ == "__main__":

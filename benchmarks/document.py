@@ -1,0 +1,55 @@
+"""The JSON document of a benchmark: where and of what its figures are, the figures, and the bars they are held to."""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+
+
+def new_document() -> Document:
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {"processor": processor(), "cores": os.cpu_count()},
+        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+    }
+
+
+def write(document: Document, path: Path | None) -> None:
+    """To standard output, and to `path` if there is one."""
+    text = json.dumps(document, indent=1)
+    print(text)
+    if path:
+        path.write_text(text + "\n")
+
+
+def bar(value: float, *, at_most: float) -> Document:
+    """What was measured beside what it may be."""
+    return {"value": round(value, 3), "at_most": round(at_most, 3), "holds": value <= at_most}
+
+
+def find_bars(document: Any, name: str = "") -> list[tuple[str, Document]]:
+    """All bars of a document, with the names under which they stand, joined by dots."""
+    if isinstance(document, list):
+        return [bar for i, value in enumerate(document) for bar in find_bars(value, f"{name}.{i}")]
+    if not isinstance(document, dict):
+        return []
+    if "holds" in document:
+        return [(name, document)]
+    return [bar for key, value in document.items() for bar in find_bars(value, f"{name}.{key}".lstrip("."))]
+
+
+def processor() -> str:
+    """Its name, and what of it matters for a model in bfloat16."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine()
+    found = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    features = sorted({"avx2", "avx512f", "avx512_bf16", "amx_bf16"} & set(text.split()))
+    return f"{found[1] if found else platform.machine()}, {' '.join(features)}"
