@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from app.assistants import Assistant, Assistants
 from app.config import AssistantConfig
 from app.prompts import BuiltPrompt, PromptBuilder
-from app.scopes import Scopes
+from app.scopes import NOT_NARROWED, Narrowing, Scopes
 from app.tenants import Tenant
 from engine.prepared import PreparedModel
 from engine.protocol import EngineStats, RequestOutput, Scope
@@ -63,32 +63,37 @@ class Prompts:
         self.assistants = Assistants.build(configs, template, scopes)
         self.builder = PromptBuilder(tokenizer, template, scopes)
 
-    def find(self, tenant: str, assistant_id: str) -> Assistant:
-        assistant = self.assistants.find(Tenant(tenant), assistant_id)
+    def find(self, tenant: Tenant, assistant_id: str) -> Assistant:
+        assistant = self.assistants.find(tenant, assistant_id)
         assert assistant is not None, (tenant, assistant_id)
         return assistant
 
-    def trunk(self, tenant: str, assistant_id: str) -> BuiltPrompt:
+    def trunk(self, tenant: Tenant, assistant_id: str) -> BuiltPrompt:
         return self.builder.trunk_prompt(self.find(tenant, assistant_id))
 
-    def chat(self, tenant: str, text: str, assistant_id: str | None = None, **more: Any) -> BuiltPrompt:
-        """`more`: what narrows the scope."""
+    def chat(
+        self, tenant: Tenant, text: str, assistant_id: str | None = None, narrowing: Narrowing = NOT_NARROWED
+    ) -> BuiltPrompt:
         assistant = None if assistant_id is None else self.find(tenant, assistant_id)
-        return self.build(tenant, [Message("user", text)], assistant, **more)
+        return self.build(tenant, [Message("user", text)], assistant, narrowing)
 
     def build(
-        self, tenant: str, messages: list[Message], assistant: Assistant | None = None, **more: Any
+        self,
+        tenant: Tenant,
+        messages: list[Message],
+        assistant: Assistant | None = None,
+        narrowing: Narrowing = NOT_NARROWED,
     ) -> BuiltPrompt:
-        return at_once(self.builder.build(Tenant(tenant), messages, assistant=assistant, **more))
+        return at_once(self.builder.build(tenant, messages, assistant=assistant, narrowing=narrowing))
 
 
 class AssistantBench(Bench):
     """Counts what each prompt costs."""
 
-    def ask_for(self, tenant: str, prompt: BuiltPrompt, max_tokens: int = 1) -> Asked:
+    def ask_for(self, tenant: Tenant, prompt: BuiltPrompt, max_tokens: int = 1) -> Asked:
         """Alone, to its end; the answer has to be the one that no cache would change."""
         before = self.core.stats()
-        output = self.ask(prompt.token_ids, max_tokens, tenant=tenant, scopes=prompt.scopes)
+        output = self.ask(prompt.token_ids, max_tokens, tenant=tenant.id, scopes=prompt.scopes)
         assert output.token_ids == continuation(prompt.token_ids, max_tokens)
         return Asked(prompt, output, Work.between(before, self.core.stats()))
 

@@ -3,12 +3,12 @@
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from app.scopes import Scopes
+from app.scopes import Narrowing, Scopes
+from app.tenants import Tenant
 from engine.block_hash import hash_block, root_hash
 from engine.kv_cache_manager import KVCacheManager
 from engine.prefix_cache import PrefixCache
@@ -119,20 +119,29 @@ def texts(data: bytes, cuts: list[int]) -> tuple[str, ...]:
     return tuple(part.decode("latin-1") for part in split(data, cuts))
 
 
-CUTS = st.lists(st.integers(0, 12), min_size=2, max_size=2)
-DIGESTS: dict[str, Callable[[bytes, list[int]], Any]] = {
-    "root": lambda data, cuts: root_hash(*texts(data, cuts)),
-    "private scope": lambda data, cuts: SCOPES.private_key(*texts(data, cuts)),
-    "assistant scope": lambda data, cuts: SCOPES.assistant_key(*texts(data, cuts)),
-}
+def private_key(tenant: str, second: str, third: str) -> bytes:
+    return SCOPES.private_key(Tenant(tenant), Narrowing(cache_salt=second, prompt_cache_key=third))
+
+
+def user_key(tenant: str, second: str, third: str) -> bytes:
+    return SCOPES.private_key(Tenant(tenant, is_scoped_by_user=True), Narrowing(user=second, cache_salt=third))
+
+
 SCOPES = Scopes(b"s" * 32)
+CUTS = st.lists(st.integers(0, 12), min_size=2, max_size=2)
+DIGESTS: dict[str, Callable[[str, str, str], bytes]] = {
+    "root": root_hash,
+    "private scope": private_key,
+    "user's scope": user_key,
+    "assistant's scope": SCOPES.assistant_key,
+}
 
 
 @SETTINGS
 @given(st.sampled_from(sorted(DIGESTS)), st.binary(min_size=1, max_size=12), CUTS, CUTS)
 def test_the_border_between_two_fields_is_part_of_them(name, data, cuts, other_cuts):
     assume(split(data, cuts) != split(data, other_cuts))
-    assert DIGESTS[name](data, cuts) != DIGESTS[name](data, other_cuts)
+    assert DIGESTS[name](*texts(data, cuts)) != DIGESTS[name](*texts(data, other_cuts))
 
 
 @SETTINGS
@@ -150,10 +159,23 @@ def test_the_borders_of_parent_scope_and_tokens_are_part_of_a_block(words, cuts,
     assert (fields == other_fields) == (digest == other_digest)
 
 
+SALTS = st.none() | LETTERS
+TENANTS = st.builds(Tenant, LETTERS, st.booleans())
+NARROWINGS = st.builds(Narrowing, SALTS, SALTS, SALTS)
+
+
+def who(tenant: Tenant, narrowing: Narrowing) -> tuple[Tenant, Narrowing]:
+    """What tells private scopes apart: the user only where the tenant says so."""
+    return tenant, narrowing if tenant.is_scoped_by_user else replace(narrowing, user=None)
+
+
 @SETTINGS
-@given(st.lists(st.none() | LETTERS, max_size=3), st.lists(st.none() | LETTERS, max_size=3), LETTERS, LETTERS)
-def test_nothing_is_another_narrowing_than_an_empty_text_and_two_kinds_of_scope_never_meet(one, other, tenant, text):
-    keys = [SCOPES.private_key(tenant, *one), SCOPES.private_key(tenant, *other)]
-    assert (keys[0] == keys[1]) == (one == other)
-    assert keys[0] not in (SCOPES.assistant_key(tenant, text, text), SCOPES.assistant_key(None, tenant, text))
-    assert SCOPES.assistant_key(None, tenant, text) != SCOPES.assistant_key("", tenant, text)
+@given(TENANTS, NARROWINGS, TENANTS, NARROWINGS, LETTERS)
+def test_private_scopes_are_one_if_all_that_tells_them_apart_is_and_never_an_assistants(
+    tenant, narrowing, other_tenant, other_narrowing, text
+):
+    """No text is unlike the empty one too."""
+    key, other_key = SCOPES.private_key(tenant, narrowing), SCOPES.private_key(other_tenant, other_narrowing)
+    assert (key == other_key) == (who(tenant, narrowing) == who(other_tenant, other_narrowing))
+    shared, own = SCOPES.assistant_key(None, tenant.id, text), SCOPES.assistant_key(tenant.id, text, text)
+    assert len({key, shared, own, SCOPES.assistant_key("", tenant.id, text)}) == 4 - (tenant.id == text == "")
