@@ -1,12 +1,15 @@
 """Assistants: named system prompts whose KV many chats share."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
-from app.config import AssistantConfig
+from app.config import AssistantConfig, ConfigError
 from app.scopes import Scopes
+from app.template_options import TemplateOption, canonical
 from app.tenants import Tenant
-from engine.text.chat_template import ChatTemplate, Message
+from engine.text.chat_template import ChatTemplate, Message, TemplateError
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,9 @@ class Assistant:
     instructions: str = field(repr=False)
     tenant: str | None
     """None: offered to every tenant."""
+    template_options: Mapping[str, TemplateOption] = field(repr=False)
+    version: str
+    """Another one for each text, template options and scope. Keyed: nobody can try texts against it."""
     trunk_ids: tuple[int, ...] = field(repr=False)
     """Longest common prefix of all prompts that start with these instructions."""
     head_runs: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
@@ -32,9 +38,15 @@ class Assistants:
         self._assistants = tuple(assistants)
 
     @classmethod
-    def build(cls, configs: Iterable[AssistantConfig], template: ChatTemplate, scopes: Scopes) -> "Assistants":
-        """Raises TemplateError where the template takes no such instructions."""
-        return cls(_assistant(config, template, scopes) for config in configs)
+    def build(
+        cls, configs: Iterable[AssistantConfig], template: ChatTemplate, scopes: Scopes, known: Iterable[Assistant] = ()
+    ) -> "Assistants":
+        """`known`: built before, with the same template; those that have not changed are taken over.
+
+        Raises ConfigError where the template takes no such instructions or options.
+        """
+        by_scope_key = {assistant.scope_key: assistant for assistant in known}
+        return cls(_assistant(config, template, scopes, by_scope_key) for config in configs)
 
     def __iter__(self) -> Iterator[Assistant]:
         return iter(self._assistants)
@@ -47,14 +59,26 @@ class Assistants:
         return [a for a in self._assistants if a.is_visible_to(tenant)]
 
 
-def _assistant(config: AssistantConfig, template: ChatTemplate, scopes: Scopes) -> Assistant:
+def _assistant(
+    config: AssistantConfig, template: ChatTemplate, scopes: Scopes, known: Mapping[bytes, Assistant]
+) -> Assistant:
+    content = json.dumps([config.instructions, canonical(config.template_options)])
+    scope_key = scopes.assistant_key(config.tenant, config.id, content)
+    if scope_key in known:
+        return known[scope_key]
     head = [Message("system", config.instructions)]
-    head_runs = template.head_runs(head)
+    try:
+        head_runs = template.head_runs(head, template_kwargs=config.template_options)
+        trunk_ids = template.trunk_ids(head, known_runs=head_runs, template_kwargs=config.template_options)
+    except TemplateError as e:
+        raise ConfigError(f"assistants: {config.id!r}: {e.message}") from None
     return Assistant(
         id=config.id,
         instructions=config.instructions,
         tenant=config.tenant,
-        trunk_ids=tuple(template.trunk_ids(head, known_runs=head_runs)),
+        template_options=config.template_options,
+        version=sha256(scope_key).hexdigest()[:16],
+        trunk_ids=tuple(trunk_ids),
         head_runs=head_runs,
-        scope_key=scopes.assistant_key(config.tenant, config.id, config.instructions),
+        scope_key=scope_key,
     )

@@ -48,6 +48,7 @@ class ChatCompletions:
             chat.to_messages(),
             assistant=assistant,
             narrowing=chat.narrowing,
+            template_options=chat.chat_template_kwargs,
             add_generation_prompt=chat.add_generation_prompt is not False,
             param="messages",
         )

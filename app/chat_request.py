@@ -8,6 +8,7 @@ from app.chunks import GeneratingRequest
 from app.config import Limits
 from app.errors import BadRequest
 from app.request_params import Items, MaxTokens, RequestModel, unsupported
+from app.template_options import TemplateOptions
 from engine.sampling_params import MAX_LOGPROBS
 from engine.text.chat_template import Message
 
@@ -69,13 +70,13 @@ class ChatRequest(GeneratingRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     # Known, not built, and each would change the answer.
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     echo: bool | None = None
     chat_template: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
     documents: Items | None = None
     reasoning_effort: Any = None
     thinking_token_budget: Any = None
@@ -126,6 +127,6 @@ class ChatRequest(GeneratingRequest):
 
 
 _UNBUILT = (
-    *("continue_final_message", "add_special_tokens", "echo", "chat_template", "chat_template_kwargs", "documents"),
+    *("continue_final_message", "add_special_tokens", "echo", "chat_template", "documents"),
     *("thinking_token_budget", "audio", "web_search_options"),
 )

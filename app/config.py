@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from app.json_body import MAX_BODY_BYTES
+from app.template_options import TemplateOptions
 
 GATEWAY_VARIABLE = "TRUNKLINE_GATEWAY"
 REDIS_URL_VARIABLE = "TRUNKLINE_REDIS_URL"
@@ -158,6 +159,7 @@ class AssistantConfig(_Section):
     tenant: Id | None = None
     shared: bool = False
     """Offered to every tenant, and its KV shared between them."""
+    template_options: TemplateOptions = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _has_one_owner(self) -> Self:

@@ -4,6 +4,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.text.chat_template import ChatTemplate, Message, TemplateError
 
@@ -36,9 +37,10 @@ class Heads:
         return len(self._heads)
 
     @staticmethod
-    def key(scope_key: bytes, messages: Sequence[Message]) -> bytes:
-        """What the head of these system messages is known by."""
-        digest = hashlib.sha256(scope_key)
+    def key(scope_key: bytes, messages: Sequence[Message], template_digest: str = "") -> bytes:
+        """What the head of these system messages is known by. `template_digest`: of the template's options."""
+        digest = hashlib.sha256(len(scope_key).to_bytes(8, "little") + scope_key)
+        digest.update(len(template_digest).to_bytes(8, "little") + template_digest.encode())
         for message in messages:
             data = message.content.encode()
             digest.update(len(data).to_bytes(8, "little") + data)
@@ -51,15 +53,19 @@ class Heads:
         return head
 
     def try_make(
-        self, messages: Sequence[Message], known_runs: Mapping[str, Sequence[int]] | None = None
+        self,
+        messages: Sequence[Message],
+        known_runs: Mapping[str, Sequence[int]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> Head | None:
         """None where the template takes no user's turn after these messages: then nothing ends there.
 
         Takes several renderings and may run in any thread. `known_runs`: of an assistant's instructions among them.
         """
         try:
-            runs = self._template.head_runs(messages, known_runs=known_runs)
-            return Head(tuple(self._template.trunk_ids(messages, known_runs=runs)), runs)
+            runs = self._template.head_runs(messages, known_runs=known_runs, template_kwargs=template_kwargs)
+            ids = self._template.trunk_ids(messages, known_runs=runs, template_kwargs=template_kwargs)
+            return Head(tuple(ids), runs)
         except TemplateError:
             return None
 

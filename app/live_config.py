@@ -34,20 +34,23 @@ class LiveConfig:
         self._config = config
         self._template = template
         self._scopes = scopes
-        self.current = self.build(file_config)
+        self.current = self._build(file_config, Assistants())
 
     def build(self, file_config: FileConfig) -> Configured:
         """Nothing is in force by this yet. Raises ConfigError."""
+        return self._build(file_config, self.current.assistants)
+
+    def _build(self, file_config: FileConfig, known: Assistants) -> Configured:
         return Configured(
             file_config=file_config,
-            assistants=self._assistants(file_config),
+            assistants=self._assistants(file_config, known),
             tenants=Tenants(file_config, is_loopback=self._config.is_loopback),
             origins=Origins(file_config.allowed_origins, is_open=file_config.is_open),
         )
 
-    def _assistants(self, file_config: FileConfig) -> Assistants:
+    def _assistants(self, file_config: FileConfig, known: Assistants) -> Assistants:
         if self._template is not None:
-            return Assistants.build(file_config.assistants, self._template, self._scopes)
+            return Assistants.build(file_config.assistants, self._template, self._scopes, known)
         if self._config.config_path is not None and file_config.assistants:
             raise ConfigError(f"{self._config.config_path} has assistants, but the model has no chat template")
         return Assistants()

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -13,6 +13,7 @@ from app.assistants import Assistant
 from app.errors import BadRequest
 from app.heads import Head, Heads
 from app.scopes import NOT_NARROWED, Narrowing, Scopes
+from app.template_options import TemplateOption, digest, merged
 from app.tenants import Tenant
 from engine.errors import RequestError
 from engine.protocol import END, Scope
@@ -47,6 +48,8 @@ class BuiltPrompt:
     """Leading ones that were encoded here, for a head: they need not be looked at again."""
     template_changed: bool = False
     """Ids of an answer in it had to be made from its text anew, as the template did not take them."""
+    template_digest: str = ""
+    """Of the options that the chat template was given, the assistant's and the request's; "" where there were none."""
 
     @property
     def private_key(self) -> bytes:
@@ -111,30 +114,36 @@ class PromptBuilder:
         assistant: Assistant | None = None,
         narrowing: Narrowing = NOT_NARROWED,
         add_generation_prompt: bool = True,
+        template_options: Mapping[str, TemplateOption] | None = None,
         param: str = "input",
     ) -> BuiltPrompt:
         """The prompt of a chat. The assistant's instructions come first, as a system message of their own.
 
-        `param`: the field of the request that holds the messages, for errors.
+        `template_options` go before the assistant's own. `param`: the field of the request that holds the messages, for
+        errors.
         An answer without kept ids whose text this server gave in the same scope gets its ids back. The system messages
         that a request begins with end a scope of their own, so that chats which repeat them share them to the token.
         """
         private = self._scopes.private_key(tenant, narrowing)
         whole = [self._with_kept_ids(private, m) for m in messages]
+        options = merged(assistant.template_options if assistant is not None else None, template_options)
+        options_digest = digest(options)
         num_leading = next((i for i, m in enumerate(whole) if m.role not in HEAD_ROLES), len(whole))
         if assistant is not None:
             whole.insert(0, Message("system", assistant.instructions))
             num_leading += 1 if num_leading else 0
         own = whole[:num_leading]
-        head_key = self._heads.key(private, own)
+        head_key = self._heads.key(private, own, options_digest)
         known = self._heads.find(head_key)
         is_new = bool(own) and known is None
 
         def render() -> tuple[Head | None, RenderedPrompt]:
             runs = assistant.head_runs if assistant is not None else {}
-            head = self._heads.try_make(own, runs) if is_new else known
+            head = self._heads.try_make(own, runs, options) if is_new else known
             runs = head.runs if head is not None else runs
-            return head, self._template.render(whole, add_generation_prompt=add_generation_prompt, known_runs=runs)
+            return head, self._template.render(
+                whole, add_generation_prompt=add_generation_prompt, known_runs=runs, template_kwargs=options
+            )
 
         num_encoded = num_leading if known is not None else 0 if assistant is None else 1
         texts = [*whole[num_encoded:], *(own if is_new else ())]
@@ -150,6 +159,7 @@ class PromptBuilder:
             assistant_id=assistant.id if assistant is not None else None,
             num_known_tokens=scopes[-2].end_token if len(scopes) > 1 else 0,
             template_changed=bool(rendered.template_changed),
+            template_digest=options_digest,
         )
 
     async def build_completions(
@@ -199,7 +209,8 @@ class PromptBuilder:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RequestError as e:
             code = None if e.code == "invalid_request" else e.code
-            raise BadRequest(e.message, code=code, param=param) from None
+            at_fault = e.param if e.param == "chat_template_kwargs" else param
+            raise BadRequest(e.message, code=code, param=at_fault) from None
 
 
 def _scopes_of(token_ids: list[int], assistant: Assistant | None, head: Head | None, private: bytes) -> list[Scope]:

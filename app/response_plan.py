@@ -101,6 +101,7 @@ class ResponsePlanner:
             _messages(request, history, items),
             assistant=assistant,
             narrowing=request.narrowing,
+            template_options=request.chat_template_kwargs,
         )
         params = request.to_params(
             services.tokenizer,
@@ -169,7 +170,7 @@ class ResponsePlanner:
             model=request.model or self._services.model_name,
             parallel_tool_calls=request.parallel_tool_calls is not False,
             previous_response_id=request.previous_response_id,
-            prompt=Prompt(id=assistant.id) if assistant else None,
+            prompt=Prompt(id=assistant.id, version=assistant.version) if assistant else None,
             prompt_cache_key=request.prompt_cache_key,
             safety_identifier=request.safety_identifier,
             store=request.is_stored,
@@ -188,7 +189,8 @@ def _choose_assistant(
     by_model: Assistant | None,
     parent: Parent | None,
 ) -> Assistant | None:
-    """The one asked for, else the parent's: an assistant is inherited, unlike instructions."""
+    """The one asked for, else the parent's: an assistant is inherited, unlike instructions. Always as it is now: a
+    version that is asked for has to be the current one."""
     if by_model is not None:
         if request.prompt is not None and request.prompt.id != by_model.id:
             raise BadRequest(
@@ -196,14 +198,23 @@ def _choose_assistant(
                 code="invalid_value",
                 param="prompt",
             )
-        return by_model
-    inherited = parent.node.response.prompt if parent else None
-    chosen = request.prompt or inherited
-    if chosen is None:
-        return None
-    assistant = configured.assistants.find(tenant, chosen.id)
-    if assistant is None:
-        raise NotFound(f"The prompt {chosen.id!r} does not exist.", code="prompt_not_found", param="prompt")
+        assistant = by_model
+    else:
+        inherited = parent.node.response.prompt if parent else None
+        chosen = request.prompt or inherited
+        if chosen is None:
+            return None
+        found = configured.assistants.find(tenant, chosen.id)
+        if found is None:
+            raise NotFound(f"The prompt {chosen.id!r} does not exist.", code="prompt_not_found", param="prompt")
+        assistant = found
+    wanted = request.prompt.version if request.prompt is not None else None
+    if wanted not in (None, assistant.version):
+        raise NotFound(
+            f"The prompt {assistant.id!r} has no version {wanted!r} now, its version is {assistant.version!r}.",
+            code="prompt_not_found",
+            param="prompt.version",
+        )
     return assistant
 
 

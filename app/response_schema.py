@@ -15,6 +15,7 @@ from app.request_params import (
     parse_request,
     unsupported,
 )
+from app.template_options import TemplateOptions
 from engine.sampling_params import MAX_LOGPROBS
 
 LOGPROBS = "message.output_text.logprobs"
@@ -40,7 +41,8 @@ class PromptField(RequestModel):
     """The assistant: `{"id": ...}`."""
 
     id: str = Field(min_length=1, max_length=64)
-    version: Any = None
+    version: str | None = Field(default=None, max_length=64)
+    """If it is not the assistant's version now, the request is refused."""
     variables: Any = None
 
 
@@ -63,6 +65,7 @@ class CreateResponse(SamplingFields):
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int64 | None = None
+    chat_template_kwargs: TemplateOptions | None = None
 
     # Known, not built, and each would change the answer.
     text: Any = None
@@ -99,11 +102,8 @@ class CreateResponse(SamplingFields):
             raise unsupported("return_token_ids")
         if any(value is not None for value in _object("reasoning", self.reasoning).values()):
             raise unsupported("reasoning")
-        if self.prompt is not None:
-            if self.prompt.version is not None:
-                raise unsupported("prompt.version")
-            if self.prompt.variables:
-                raise unsupported("prompt.variables")
+        if self.prompt is not None and self.prompt.variables:
+            raise unsupported("prompt.variables")
         text = _object("text", self.text)
         check_text_format(text.get("format"), "text.format")
         if text.get("verbosity") not in (None, "medium"):

@@ -53,9 +53,10 @@ class Scopes:
             return self._derive("owner user", tenant.id, user)
         return self._derive("owner", tenant.id)
 
-    def assistant_key(self, tenant: str | None, assistant_id: str, instructions: str) -> bytes:
-        """Of an assistant's trunk; `tenant` None: shared by all. Edited instructions are another scope."""
-        return self._derive("assistant", tenant, assistant_id, hashlib.sha256(instructions.encode()).hexdigest())
+    def assistant_key(self, tenant: str | None, assistant_id: str, content: str) -> bytes:
+        """Of an assistant's trunk; `tenant` None: shared by all. `content` is all that the trunk is made from: edited,
+        it is another scope."""
+        return self._derive("assistant", tenant, assistant_id, hashlib.sha256(content.encode()).hexdigest())
 
     def _derive(self, *fields: str | None) -> bytes:
         mac = hmac.new(self._secret, digestmod=hashlib.sha256)

@@ -17,9 +17,18 @@ CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'"
     " + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+OPTIONAL_THINKING = (
+    "{%- if thinking is defined %}{{ '<|im_start|>mode\n' ~ thinking ~ '<|im_end|>\n' }}{% endif %}"
+    "{%- for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{%- if loop.first and tail is defined %}{{ tail }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""ChatML with two options: `thinking` is a turn before all others, `tail` is put behind the first message."""
 
 
-def make_byte_model(path: Path, *, name: str = "byte-model", max_model_len: int = 4096) -> PreparedModel:
+def make_byte_model(
+    path: Path, *, name: str = "byte-model", max_model_len: int = 4096, chat_template: str = CHATML
+) -> PreparedModel:
     """A prepared model without weights: token id = byte value for 0..255, then <|im_start|>, <|im_end|>, <|endoftext|>.
 
     `path` is created if it is not there.
@@ -31,7 +40,7 @@ def make_byte_model(path: Path, *, name: str = "byte-model", max_model_len: int 
     specials = [AddedToken(t, special=True, normalized=False) for t in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")]
     tokenizer.add_special_tokens(specials)
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "chat_template.jinja").write_text(CHATML)
+    (path / "chat_template.jinja").write_text(chat_template)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         name=name,

@@ -171,6 +171,7 @@ class ChatTemplate:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Sequence[int]]:
         """The runs of text that `head` gives to every prompt, with their ids: `known_runs` for `render`."""
+        self._check(head, template_kwargs or {})
         runs: list[set[str]] = []
         for probe in TRUNK_PROBES:
             guard = Guard(self._tokenizer.control)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.assistants import Assistants
-from app.config import AssistantConfig
+from app.config import AssistantConfig, ConfigError
 from app.scopes import Scopes
 from app.tenants import Tenant
 from engine.text.chat_template import ChatTemplate
@@ -47,6 +47,41 @@ def test_trunks_and_scopes(assistants: Assistants) -> None:
     assert len({a.scope_key for a in assistants}) == 3
     assert [a.tenant for a in assistants] == ["a", "b", None]
     assert next(a.head_runs for a in assistants)["system\nBe kind."] == [*b"system\nBe kind."]
+
+
+def test_another_text_other_options_and_another_owner_are_other_versions(template: ChatTemplate) -> None:
+    def build(scopes: Scopes = SCOPES, **changes: object) -> tuple[str, bytes]:
+        config = AssistantConfig.model_validate(
+            {"id": "x", "instructions": "Be kind.", "shared": "tenant" not in changes, **changes}
+        )
+        (assistant,) = Assistants.build([config], template, scopes)
+        return assistant.version, assistant.scope_key
+
+    options = [{}, {"a": False}, {"a": 0}, {"a": 0.0}, {"a": "0"}, {"b": False}, {"a": False, "b": False}]
+    seen = [
+        *(build(template_options=some) for some in options),
+        build(instructions="Be brief."),
+        build(tenant="a"),
+        build(tenant="b"),
+        build(id="y"),
+        build(Scopes(b"t" * 32)),
+    ]
+    assert len({version for version, _ in seen}) == len({key for _, key in seen}) == len(seen)
+    assert build(template_options={"b": 1, "a": 2}) == build(template_options={"a": 2, "b": 1})
+
+
+def test_what_has_not_changed_is_not_made_again(template: ChatTemplate, assistants: Assistants) -> None:
+    edited = CONFIGS[2].model_copy(update={"instructions": "Be everywhere."})
+    again = Assistants.build([*CONFIGS[:2], edited], template, SCOPES, assistants)
+    same = [new is old for new, old in zip(again, assistants, strict=True)]
+    assert same == [True, True, False]
+    assert list(again)[2].instructions == "Be everywhere."
+
+
+def test_what_the_template_refuses_is_a_mistake_in_the_configuration(template: ChatTemplate) -> None:
+    config = AssistantConfig(id="x", shared=True, instructions="x", template_options={"messages": "y"})
+    with pytest.raises(ConfigError, match="assistants: 'x': chat_template_kwargs must not set 'messages'"):
+        Assistants.build([config], template, SCOPES)
 
 
 def test_instructions_stay_out_of_logs(assistants: Assistants) -> None:

@@ -14,7 +14,7 @@ from app.config import AssistantConfig, FileConfig, Limits
 from app.prompts import THREAD_FROM_CHARACTERS
 from engine.protocol import AddRequest
 from tests.app.serving import CHAT, Gateway, chat_body, finish_reasons, http_request, joined, serving, sse_data, until
-from tests.byte_model import BYTE_VOCAB_SIZE, END_OF_TEXT, IM_END, byte_model_info
+from tests.byte_model import BYTE_VOCAB_SIZE, END_OF_TEXT, IM_END, OPTIONAL_THINKING, byte_model_info
 from tests.scripted_engine import Die, Fail, Item, Pause, ScriptedEngineClient, say
 
 
@@ -429,6 +429,16 @@ async def test_an_assistant_by_model_name(tmp_path: Path) -> None:
     assert text.startswith("system\nBe kind.\nuser\nhi")
     assert len(request.scopes) == 2
     assert request.prompt_ids[: request.scopes[0].end_token] == [256, *b"system\nBe kind.", 257, 10, 256, *b"user\n"]
+
+
+async def test_template_options_of_a_request(tmp_path: Path) -> None:
+    async with serving(tmp_path, chat_template=OPTIONAL_THINKING) as gateway:
+        assert (await gateway.chat(chat_template_kwargs={"thinking": False})).status_code == 200
+        for options in ({"thinking": None}, {"messages": "x"}, [], {"a b": 1}):
+            error = (await gateway.chat(chat_template_kwargs=options)).json()["error"]
+            assert (error["type"], error["param"]) == ("invalid_request_error", "chat_template_kwargs")
+        (request,) = gateway.engine.requests
+    assert bytes(t for t in request.prompt_ids if t < 256) == b"mode\nFalse\nuser\nhi\nassistant\n"
 
 
 async def test_unknown_names_are_ignored_and_unbuilt_ones_refused(tmp_path: Path) -> None:

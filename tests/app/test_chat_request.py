@@ -100,7 +100,6 @@ def test_logprobs() -> None:
     "fields",
     [
         {"chat_template": "{{ 1 }}"},
-        {"chat_template_kwargs": {"enable_thinking": False}},
         {"continue_final_message": True},
         {"echo": True},
         {"documents": [{}]},

@@ -42,6 +42,7 @@ instructions = "Be brief."
 id = "everybody"
 shared = true
 instructions = "Be there."
+template_options = { enable_thinking = false }
 [limits]
 max_choices = 4
 """.replace("{digest}", hashlib.sha256(b"key-of-tenant-c").hexdigest())
@@ -63,6 +64,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ("support", "b", False),
         ("everybody", None, True),
     ]
+    assert [a.template_options for a in config.assistants] == [{}, {}, {"enable_thinking": False}]
     assert (config.limits.max_choices, config.limits.max_body_bytes) == (4, 1 << 20)
     assert not config.is_open
 
@@ -100,6 +102,14 @@ def test_keys_are_nowhere_in_what_is_kept(tmp_path: Path) -> None:
         ('[[assistants]]\nid = "a"\ninstructions = "x"', "assistants[0]: an assistant has either"),
         ('[[assistants]]\nid = "a"\ninstructions = "x"\ntenant = "b"', "belongs to the unknown tenant 'b'"),
         ('[[assistants]]\nid = "a"\ninstructions = ""\nshared = true', "assistants[0].instructions: "),
+        *(
+            (f'[[assistants]]\nid = "a"\ninstructions = "x"\nshared = true\ntemplate_options = {options}', complaint)
+            for options, complaint in (
+                ("3", "assistants[0].template_options: should be an object of at most 16"),
+                ("{a = []}", "assistants[0].template_options: should have strings, numbers or booleans"),
+                ("{a-b = 1}", "assistants[0].template_options: should have names of at most 64"),
+            )
+        ),
         ('admin_key = "12345678"\n[[tenants]]\nid = "a"\nkey = "12345678"', "admin_key: it is a tenant's key too"),
         ('redis_url = "http://:12345678@r"', "redis_url: a Redis is given as redis://host:port/0"),
         ('allowed_origins = "x"', "allowed_origins: must be a list"),

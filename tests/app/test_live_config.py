@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from app.config import FileConfig
+import pytest
+
+from app.config import ConfigError, FileConfig
 from app.tenants import Tenant
 from tests.app.serving import make_services
 from tests.scripted_engine import ScriptedEngineClient
@@ -15,6 +17,15 @@ ONE = FileConfig.model_validate(
         "limits": {"max_choices": 4},
     }
 )
+
+
+def test_what_cannot_be_built_leaves_the_old_one(tmp_path: Path) -> None:
+    live = make_services(tmp_path, ScriptedEngineClient(), ONE).live
+    first = live.current
+    bad = {"id": "x", "shared": True, "instructions": "x", "template_options": {"messages": 1}}
+    with pytest.raises(ConfigError, match="must not set 'messages'"):
+        live.build(FileConfig.model_validate({"assistants": [bad]}))
+    assert live.current is first
 
 
 def test_what_is_in_force_changes_as_a_whole_and_only_when_it_is_put_there(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from app.tenants import Tenant
 from engine.protocol import END, Scope
 from engine.text.chat_template import ChatTemplate, Message, RenderedPrompt
 from engine.text.tokenizer import Tokenizer
-from tests.byte_model import IM_END, IM_START, make_byte_model
+from tests.byte_model import IM_END, IM_START, OPTIONAL_THINKING, make_byte_model
 
 A, B = Tenant("a"), Tenant("b")
 SCOPES = Scopes(b"s" * 32)
@@ -220,6 +220,51 @@ async def test_instructions_are_not_encoded_for_each_request(model: tuple[Tokeni
     marked = replace(assistant, head_runs={run: [7] for run in assistant.head_runs})
     prompt = await PromptBuilder(tokenizer, template, SCOPES).build(A, [Message("user", "hi")], assistant=marked)
     assert prompt.token_ids[:3] == [IM_START, 7, IM_END]
+
+
+async def test_other_template_options_share_the_trunk_up_to_where_they_show(
+    model: tuple[Tokenizer, ChatTemplate],
+) -> None:
+    template = ChatTemplate(OPTIONAL_THINKING, model[0])
+    config = AssistantConfig(id="support", tenant="a", instructions="Be kind.", template_options={"tail": "!"})
+    (assistant,) = Assistants.build([config], template, SCOPES)
+    builder = PromptBuilder(model[0], template, SCOPES)
+    trunk = [*turn("system", "Be kind.!"), IM_START, *b"user\n"]
+    assert list(assistant.trunk_ids) == trunk
+    built = [
+        await builder.build(A, [Message("user", "hi")], assistant=assistant, template_options=options)
+        for options in (None, {"tail": "!"}, {"tail": "?"}, {"thinking": False})
+    ]
+    asked = [*turn("user", "hi"), *ANSWER]
+    assert [prompt.token_ids for prompt in built] == [
+        [*turn("system", "Be kind.!"), *asked],
+        [*turn("system", "Be kind.!"), *asked],
+        [*turn("system", "Be kind.?"), *asked],
+        [*turn("mode", "False"), *turn("system", "Be kind.!"), *asked],
+    ]
+    assert [prompt.scopes[0].end_token for prompt in built] == [len(trunk), len(trunk), len(b"?system\nBe kind."), 1]
+    assert {prompt.scopes[0].key for prompt in built} == {assistant.scope_key}
+    digests = [prompt.template_digest for prompt in built]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3
+    assert (await builder.build(A, [Message("user", "hi")])).template_digest == ""
+
+
+async def test_a_head_rendered_with_other_options_is_another_head(model: tuple[Tokenizer, ChatTemplate]) -> None:
+    builder = PromptBuilder(model[0], ChatTemplate(OPTIONAL_THINKING, model[0]), SCOPES)
+    for tail in ("!", "?", "!", "?", ""):
+        prompt = await builder.build(
+            A, [Message("system", "x"), Message("user", "hi")], template_options={"tail": tail}
+        )
+        head = [*turn("system", f"x{tail}"), IM_START, *b"user\n"]
+        assert prompt.token_ids == [*head, *b"hi", IM_END, 10, *ANSWER]
+        assert [scope.end_token for scope in prompt.scopes] == [len(head), END]
+
+
+async def test_a_template_option_that_is_not_to_be_set_is_told_by_its_field(builder: PromptBuilder) -> None:
+    with pytest.raises(BadRequest, match="must not set 'messages'") as caught:
+        await builder.build(A, [Message("user", "hi")], template_options={"messages": "x"}, param="messages")
+    assert caught.value.param == "chat_template_kwargs"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 
 import openai
 import pytest
@@ -174,6 +175,9 @@ async def test_output_items_can_be_sent_back(gateway, http):
         ({"include": [1]}, "include[0]"),
         ({"include": ["x"] * 65}, "include"),
         ({"prompt": {"id": "support", "variables": {"a": "b"}}}, "prompt.variables"),
+        ({"prompt": {"id": "support", "version": 3}}, "prompt.version"),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs"),
         ({"background": True, "store": False}, "background"),
         ({"temperature": -1}, "temperature"),
     ],
@@ -245,6 +249,21 @@ async def test_an_assistant_by_model_name_is_the_same_prompt(gateway, http):
     await create(http, "Hi", model="byte-model:support")
     assert gateway.engine.requests[0].prompt_ids == gateway.engine.requests[1].prompt_ids
     assert gateway.engine.requests[0].scopes == gateway.engine.requests[1].scopes
+
+
+async def test_a_response_names_the_version_of_its_assistant_and_takes_no_other(http):
+    first = await create(http, "Hi", prompt={"id": "support"})
+    version = first["prompt"]["version"]
+    assert re.fullmatch("[0-9a-f]{16}", version)
+    again = await create(http, "Hi", prompt={"id": "support", "version": version}, model="byte-model:support")
+    assert again["prompt"] == {"id": "support", "version": version, "variables": None}
+    for asked in (body(prompt={"id": "support", "version": "1"}),
+                  body(prompt={"id": "support", "version": "1"}, model="byte-model:support")):  # fmt: skip
+        error = error_of(await http.post("/v1/responses", json=asked), 404, "prompt_not_found")
+        assert error["param"] == "prompt.version"
+        assert version in error["message"]
+    child = await create(http, "And?", previous_response_id=first["id"])
+    assert child["prompt"]["version"] == version
 
 
 async def test_an_unknown_assistant_is_404(http):
