@@ -3,17 +3,19 @@
 import asyncio
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from app.accounting import kv_bytes_not_duplicated, slot_usage_ratio, trunk_uses
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE
 from app.metrics import CONTENT_TYPE
 from app.models import json_response
 from app.services import Services
 from engine.errors import EngineDeadError
-from engine.protocol import EngineStats
+from engine.protocol import EngineInfo, EngineStats
 
 STATS_TIMEOUT_S = 2.0
 """An engine that is in a long step, or stuck, must not hold up who watches it."""
@@ -45,29 +47,33 @@ class Admin:
     async def metrics(self, request: Request) -> Response:
         """Without an engine that answers the gateway's own numbers are still there."""
         self._authorize(request)
-        stats = await self._try_stats()
-        return Response(self._services.metrics.render(stats), headers={"Content-Type": CONTENT_TYPE})
+        await self._try_see()
+        return Response(self._services.metrics.render(), headers={"Content-Type": CONTENT_TYPE})
 
     async def stats(self, request: Request) -> Response:
         self._authorize(request)
-        stats = await self._try_stats()
-        if stats is None:
+        seen = await self._try_see()
+        if seen is None:
             raise EngineUnavailable(UNAVAILABLE)
-        return json_response(stats_object(stats))
+        return json_response({**stats_object(*seen), "saved": self._services.metrics.savings.rows()})
 
     def _authorize(self, request: Request) -> None:
         self._services.current.tenants.authorize_admin(request.headers.get("authorization"))
 
-    async def _try_stats(self) -> EngineStats | None:
-        """None if no engine is there, or it does not answer in time."""
+    async def _try_see(self) -> tuple[EngineStats, EngineInfo] | None:
+        """The engine's numbers, which the metrics see too; None if none is there, or it does not answer in time."""
+        engine = self._services.engine
+        seen = None
         try:
             async with asyncio.timeout(self._stats_timeout_s):
-                return await self._services.engine.stats()
+                seen = await engine.stats(), engine.info
         except (EngineDeadError, TimeoutError):
-            return None
+            pass
+        self._services.metrics.see(seen)
+        return seen
 
 
-def stats_object(stats: EngineStats) -> dict[str, Any]:
+def stats_object(stats: EngineStats, info: EngineInfo) -> dict[str, Any]:
     """free + referenced = total; idle means referenced = pinned."""
     blocks = stats.blocks
     return {
@@ -85,5 +91,26 @@ def stats_object(stats: EngineStats) -> dict[str, Any]:
             "generation_tokens": stats.generation_tokens,
             "preemptions": stats.preemptions,
             "steps": stats.steps,
+            "prefill_tokens_per_second": stats.prefill_tokens_per_s,
         },
+        "slots": {
+            "allocated": stats.slots_allocated,
+            "used": stats.slots_used,
+            "ratio": slot_usage_ratio(stats),
+        },
+        "kv_bytes_not_duplicated": kv_bytes_not_duplicated(stats, info),
+        "host": msgspec.structs.asdict(stats.host),
+        "trunks": [
+            {
+                "assistant": use.assistant,
+                "version": use.version,
+                "state": use.state,
+                "tokens": use.num_tokens,
+                "blocks": use.num_blocks,
+                "readers": use.readers,
+                "kv_bytes_not_duplicated": use.kv_bytes_not_duplicated,
+            }
+            for use in trunk_uses(stats, info)
+        ],
+        "tenants": [msgspec.structs.asdict(tenant) for tenant in stats.tenants],
     }

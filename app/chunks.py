@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
 from app.errors import BadRequest
@@ -41,13 +42,17 @@ class GeneratingRequest(SamplingFields):
 
 
 def usage_of(generation: Generation) -> dict[str, Any]:
-    """OpenAI's usage object; numbers so far while the answer runs."""
+    """OpenAI's usage object, and where cached tokens came from; numbers so far while the answer runs."""
+    cached = generation.cached
     num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        "prompt_tokens_details": {
+            "cached_tokens": cached.total,
+            "cached_tokens_details": msgspec.structs.asdict(cached),
+        },
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
 

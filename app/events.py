@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from app.cached_tokens import CachedTokens
+
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -58,6 +60,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="mes
 
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
+    cached_tokens_details: CachedTokens | None = None
+    """Ours: where they came from. None in what was stored before this was kept."""
     cache_write_tokens: int = 0
 
 
@@ -73,10 +77,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
 
     @classmethod
-    def of(cls, num_prompt_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> "Usage":
+    def of(cls, num_prompt_tokens: int, cached: CachedTokens, num_output_tokens: int) -> "Usage":
         return cls(
             input_tokens=num_prompt_tokens,
-            input_tokens_details=InputTokensDetails(cached_tokens=num_cached_tokens),
+            input_tokens_details=InputTokensDetails(cached_tokens=cached.total, cached_tokens_details=cached),
             output_tokens=num_output_tokens,
             total_tokens=num_prompt_tokens + num_output_tokens,
         )

@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+from app.cached_tokens import CachedTokens
 from app.choice import Choice, ChoiceDelta
 from app.errors import ApiError, BadRequest, EngineUnavailable, from_request_error
 from app.metrics import AnswerMeter, Metrics
@@ -68,7 +69,8 @@ class Generation:
         """Choices whose streams may have something to take."""
         self._arrival = asyncio.Event()
         self._leave = ExitStack()
-        self._num_cached: dict[int, int] = {}
+        self._cached: dict[int, CachedTokens] = {}
+        """By prompt; of its first choice."""
         try:
             info = engine.info
         except EngineDeadError:
@@ -106,9 +108,9 @@ class Generation:
         return sum(len(p.token_ids) for p in self._prompts)
 
     @property
-    def num_cached_tokens(self) -> int:
+    def cached(self) -> CachedTokens:
         """Prompt tokens taken from the prefix cache, of the first choice of each prompt."""
-        return sum(self._num_cached.values())
+        return sum(self._cached.values(), start=CachedTokens())
 
     @property
     def num_output_tokens(self) -> int:
@@ -148,7 +150,13 @@ class Generation:
                     self._choices.append(self._submit(stack, p, prompt, choice))
             self._leave = stack.pop_all()
         if self._metrics is not None:
-            self._meter = AnswerMeter(self._metrics, self.num_choices, self.num_prompt_tokens)
+            self._meter = AnswerMeter(
+                self._metrics,
+                self.num_choices,
+                self.num_prompt_tokens,
+                tenant=self._tenant.id,
+                assistant=self._prompts[0].assistant_id,
+            )
         return self
 
     def __exit__(
@@ -221,7 +229,7 @@ class Generation:
 
     def _take(self, choice: Choice, output: RequestOutput) -> ChoiceDelta:
         if output.num_cached_tokens is not None and choice.index % self._params.n == 0:
-            self._num_cached[choice.index // self._params.n] = output.num_cached_tokens
+            self._cached[choice.index // self._params.n] = CachedTokens.of(output)
             if self._meter is not None:
                 self._meter.cached(output.num_cached_tokens)
         delta = choice.take(output)

@@ -1,13 +1,13 @@
 """What a Prometheus server reads. One registry for each app, names of our own; times are of one monotonic clock."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from engine.protocol import EngineStats
+from app.accounting import Savings
+from app.engine_metrics import EngineMetrics
+from engine.protocol import EngineInfo, EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,8 +21,10 @@ class Metrics:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self.clock = clock
-        self._engine = _EngineCollector()
+        self.savings = Savings()
+        self._engine = EngineMetrics()
         self.registry.register(self._engine)
+        self.registry.register(self.savings)
         self.http_requests = Counter(
             "trunkline_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
         )
@@ -46,53 +48,32 @@ class Metrics:
             "trunkline_answer_seconds", "From submission to the last token", buckets=_ANSWER_S, registry=self.registry
         )
 
-    def render(self, stats: EngineStats | None) -> bytes:
-        """The text exposition. `stats` None: no engine is there, and its numbers are left out."""
-        self._engine.stats = stats
+    def see(self, seen: tuple[EngineStats, EngineInfo] | None) -> None:
+        """What the engine says now; None: none is there, and its numbers are left out."""
+        self._engine.see(seen)
+        if seen is not None:
+            self.savings.price(seen[0].prefill_tokens_per_s)
+
+    def render(self) -> bytes:
+        """The text exposition."""
         return generate_latest(self.registry)
-
-
-class _EngineCollector(Collector):
-    def __init__(self) -> None:
-        self.stats: EngineStats | None = None
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self.stats
-        yield GaugeMetricFamily("trunkline_engine_up", "Whether an engine answers", value=float(stats is not None))
-        if stats is None:
-            return
-        gauges = {
-            "requests_running": ("Sequences that the engine computes", stats.running),
-            "requests_waiting": ("Sequences that wait for the engine", stats.waiting),
-            "kv_blocks": ("KV blocks", stats.blocks.total),
-            "kv_blocks_free": ("KV blocks that no sequence holds, cached ones included", stats.blocks.free),
-            "kv_blocks_cached": ("KV blocks found by hash", stats.blocks.cached),
-            "kv_blocks_pinned": ("KV blocks that assistants keep", stats.blocks.pinned),
-            "kv_cache_usage_ratio": ("Share of the KV blocks that are held", _ratio(stats)),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(f"trunkline_{name}", text, value=value)
-        counters = {
-            "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache", stats.query_tokens),
-            "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache", stats.hit_tokens),
-            "prefill_tokens": ("Prompt tokens computed", stats.prompt_tokens_computed),
-            "engine_generation_tokens": ("Tokens drawn", stats.generation_tokens),
-            "preemptions": ("Sequences set back to waiting", stats.preemptions),
-            "engine_steps": ("Steps", stats.steps),
-        }
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(f"trunkline_{name}", text, value=value)
-
-
-def _ratio(stats: EngineStats) -> float:
-    return stats.blocks.referenced / stats.blocks.total if stats.blocks.total else 0.0
 
 
 class AnswerMeter:
     """Measures one generation. `leave` may be called at any moment, more than once."""
 
-    def __init__(self, metrics: Metrics, num_choices: int, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        num_choices: int,
+        num_prompt_tokens: int,
+        *,
+        tenant: str = "",
+        assistant: str | None = None,
+    ) -> None:
         self._metrics = metrics
+        self._tenant = tenant
+        self._assistant = assistant
         self._start = metrics.clock()
         self._last: list[float | None] = [None] * num_choices
         self._num_running = num_choices
@@ -102,6 +83,7 @@ class AnswerMeter:
 
     def cached(self, num_tokens: int) -> None:
         self._metrics.cached_prompt_tokens.inc(num_tokens)
+        self._metrics.savings.add(self._tenant, self._assistant, num_tokens)
 
     def tokens(self, choice: int, num_tokens: int) -> None:
         """So many tokens of a choice arrived."""

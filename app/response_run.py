@@ -224,7 +224,7 @@ class ResponseRun:
     ) -> ResponseObject:
         generation = self._generation
         usage = (
-            Usage.of(generation.num_prompt_tokens, generation.num_cached_tokens, generation.num_output_tokens)
+            Usage.of(generation.num_prompt_tokens, generation.cached, generation.num_output_tokens)
             if self._has_choice
             else None
         )

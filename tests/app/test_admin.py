@@ -12,8 +12,8 @@ from app.admin import Admin
 from app.config import FileConfig
 from app.errors import EngineUnavailable
 from engine.protocol import EngineStats
-from tests.app.serving import make_services, serving
-from tests.scripted_engine import Pause, ScriptedEngineClient
+from tests.app.serving import CHAT, chat_body, make_services, serving
+from tests.scripted_engine import Pause, ScriptedEngineClient, say
 
 KEYED = FileConfig.model_validate({"admin_key": "the-admin-key", "tenants": [{"id": "a", "key": "key-of-a-123"}]})
 
@@ -33,6 +33,22 @@ async def test_stats_idle_and_while_one_runs(tmp_path: Path) -> None:
         engine.release()
         await chat
         assert "trunkline_requests_running 0.0" in (await gateway.client.get("/metrics")).text
+
+
+async def test_stats_say_what_is_shared(tmp_path: Path) -> None:
+    engine = ScriptedEngineClient(script=say("x"), num_cached_tokens=9)
+    async with serving(tmp_path, engine, KEYED) as gateway:
+        admin = {"Authorization": "Bearer the-admin-key"}
+        answer = await gateway.post(CHAT, chat_body("hi"), Authorization="Bearer key-of-a-123")
+        assert answer.status_code == 200
+        shown = (await gateway.client.get("/admin/stats", headers=admin)).json()
+        assert shown["saved"] == [{"tenant": "a", "assistant": None, "prompt_tokens": 9, "prefill_seconds": 0.0}]
+        assert shown["host"] == {"total": 0, "used": 0, "swapped_out": 0, "swapped_in": 0}
+        assert shown["slots"] == {"allocated": 0, "used": 0, "ratio": 1.0}
+        assert shown["kv_bytes_not_duplicated"] == 0
+        assert shown["trunks"] == []
+        assert [tenant["tenant"] for tenant in shown["tenants"]] in ([], ["a"])
+        assert shown["engine"]["prefill_tokens_per_second"] is None
 
 
 async def test_keys(tmp_path: Path) -> None:

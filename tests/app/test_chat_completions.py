@@ -54,7 +54,10 @@ async def test_a_whole_answer(tmp_path: Path) -> None:
         "prompt_tokens": prompt,
         "completion_tokens": 6,  # the end id counts once
         "total_tokens": prompt + 6,
-        "prompt_tokens_details": {"cached_tokens": 16},
+        "prompt_tokens_details": {
+            "cached_tokens": 16,
+            "cached_tokens_details": {"trunk": 0, "history": 16, "host": 0},
+        },
         "completion_tokens_details": {"reasoning_tokens": 0},
     }
 

@@ -3,20 +3,21 @@
 import json
 from typing import Any, cast
 
+from app.cached_tokens import CachedTokens
 from app.chunks import AnswerHead, Chunks, GeneratingRequest, json_value
 from app.generation import Generation
 from app.request_params import parse_request
 
 
 class Numbers:
-    num_prompt_tokens, num_output_tokens, num_cached_tokens = 10, 4, 8
+    num_prompt_tokens, num_output_tokens, cached = 10, 4, CachedTokens(trunk=6, history=2, host=3)
 
 
 USAGE = {
     "prompt_tokens": 10,
     "completion_tokens": 4,
     "total_tokens": 14,
-    "prompt_tokens_details": {"cached_tokens": 8},
+    "prompt_tokens_details": {"cached_tokens": 8, "cached_tokens_details": {"trunk": 6, "history": 2, "host": 3}},
     "completion_tokens_details": {"reasoning_tokens": 0},
 }
 HEAD = AnswerHead(id="id-1", object="chunk", model="m\u2028", system_fingerprint="fp", created=7)

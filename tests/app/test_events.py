@@ -4,6 +4,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter
 
+from app.cached_tokens import CachedTokens
 from app.events import (
     Completed,
     ContentPartAdded,
@@ -51,7 +52,14 @@ EVENTS = [
     TextDone(item_id="msg_1", text="Hello"),
     ContentPartDone(item_id="msg_1", part=OutputText(text="Hello", logprobs=[LOGPROB])),
     OutputItemDone(item=ANSWER),
-    Completed(response=response(status="completed", output=[ANSWER], usage=Usage.of(20, 16, 3), completed_at=2)),
+    Completed(
+        response=response(
+            status="completed",
+            output=[ANSWER],
+            usage=Usage.of(20, CachedTokens(trunk=10, history=6), 3),
+            completed_at=2,
+        )
+    ),
     Incomplete(
         response=response(status="incomplete", incomplete_details=IncompleteDetails(reason="max_output_tokens"))
     ),
@@ -71,11 +79,13 @@ def test_each_event_passes_the_sdks_strict_models(event):
 
 
 def test_a_response_object_passes_the_sdks_model():
-    done = response(status="completed", output=[ANSWER], usage=Usage.of(20, 16, 3))
+    done = response(status="completed", output=[ANSWER], usage=Usage.of(20, CachedTokens(trunk=10, history=6), 3))
     parsed = Response.model_validate_json(to_json(done))
     assert parsed.output_text == "Hello"
     assert parsed.usage.total_tokens == 23
     assert parsed.usage.input_tokens_details.cached_tokens == 16
+    extra = parsed.usage.input_tokens_details.model_extra
+    assert extra == {"cached_tokens_details": {"trunk": 10, "history": 6, "host": 0}}, "ours, beside the SDK's"
 
 
 def test_terminal_events_are_those_that_end_a_stream():

@@ -10,6 +10,7 @@ import pytest
 
 import app.generation
 import engine.text.stop_strings
+from app.cached_tokens import CachedTokens
 from app.errors import ApiError, BadRequest, EngineUnavailable
 from app.generation import ChoiceDelta, Generation
 from app.prompts import BuiltPrompt
@@ -66,7 +67,7 @@ async def test_choices_of_several_prompts(tokenizer: Tokenizer) -> None:
     await collect(generation)
     assert [generation.text(i) for i in range(4)] == ["ab0", "ab1", "cde0", "cde1"]
     assert generation.num_prompt_tokens == 5, "each prompt counts once"
-    assert generation.num_cached_tokens == 2
+    assert generation.cached == CachedTokens(history=2)
     assert [(r.choice, r.priority, r.tenant) for r in engine.requests] == [(0, 3, "a"), (1, 3, "a")] * 2
     assert len({r.request_id for r in engine.requests}) == 4
 

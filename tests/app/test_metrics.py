@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics import AnswerMeter, Metrics
 from engine.protocol import BlockStats, EngineStats
+from tests.byte_model import byte_model_info
 
 STATS = EngineStats(
     blocks=BlockStats(total=100, free=75, cached=50, referenced=25, pinned=5),
@@ -26,7 +27,8 @@ class Clock:
 
 
 def samples(metrics: Metrics, stats: EngineStats | None = None) -> dict[str, float]:
-    text = metrics.render(stats).decode()
+    metrics.see((stats, byte_model_info()) if stats is not None else None)
+    text = metrics.render().decode()
     return {
         s.name + "".join(f"{{{v}}}" for k, v in s.labels.items() if k != "le"): s.value
         for family in text_string_to_metric_families(text)
@@ -47,7 +49,7 @@ def test_the_engines_numbers() -> None:
 
 def test_numbers_of_an_engine_that_has_gone_are_left_out() -> None:
     metrics = Metrics()
-    metrics.render(STATS)
+    samples(metrics, STATS)
     values = samples(metrics, None)
     assert values["trunkline_engine_up"] == 0
     assert not any("running" in name or "prefix_cache" in name for name in values)
@@ -56,7 +58,7 @@ def test_numbers_of_an_engine_that_has_gone_are_left_out() -> None:
 def test_an_answer_is_measured() -> None:
     clock = Clock()
     metrics = Metrics(clock)
-    meter = AnswerMeter(metrics, num_choices=2, num_prompt_tokens=10)
+    meter = AnswerMeter(metrics, num_choices=2, num_prompt_tokens=10, tenant="a", assistant="support")
     meter.cached(4)
     assert samples(metrics)["trunkline_answers_in_flight"] == 1
     clock.now += 2.0
@@ -78,6 +80,7 @@ def test_an_answer_is_measured() -> None:
     assert values["trunkline_inter_token_latency_seconds_sum"] == 0.5
     assert values["trunkline_generation_tokens_total"] == 4
     assert (values["trunkline_prompt_tokens_total"], values["trunkline_cached_prompt_tokens_total"]) == (10, 4)
+    assert values["trunkline_saved_prompt_tokens_total{support}{a}"] == 4
     assert values["trunkline_answers_in_flight"] == 0
     assert (values["trunkline_answers_total{stop}"], values["trunkline_answers_total{abort}"]) == (1, 1)
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from app.cached_tokens import CachedTokens
 from app.errors import EngineUnavailable
 from app.event_writer import Mailbox
 from app.events import InputText, Item, ResponseError, ResponseObject
@@ -17,7 +18,7 @@ class FakeGeneration:
     """Gives the deltas of a queue; an exception in it is raised, None ends it."""
 
     num_prompt_tokens = 7
-    num_cached_tokens = 4
+    cached = CachedTokens(trunk=3, history=1)
 
     def __init__(self):
         self.queue = asyncio.Queue()
@@ -101,6 +102,7 @@ async def test_an_answer_is_stored_with_its_ids_and_then_told():
     response = await stage.run.wait()
     assert (response.status, response.completed_at, response.output[0].text) == ("completed", 5, "Hello")
     assert (response.usage.input_tokens, response.usage.input_tokens_details.cached_tokens) == (7, 4)
+    assert response.usage.input_tokens_details.cached_tokens_details == FakeGeneration.cached
     assert stage.stored == [stage.run.node]
     assert stage.run.node.kept_ids == tuple(map(ord, "Hello"))
     assert await stage.last_event() == "response.completed"

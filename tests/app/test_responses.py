@@ -70,7 +70,11 @@ async def test_a_response_says_everything_the_sdk_expects(http):
     assert d["output"][0]["status"] == "completed"
     assert d["usage"] == {
         "input_tokens": len("XuserX\nHiX\nXassistant\n") - 1,
-        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": 4,
+            "cached_tokens_details": {"trunk": 0, "history": 4, "host": 0},
+            "cache_write_tokens": 0,
+        },
         "output_tokens": len(HELLO.encode()) + 1,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": d["usage"]["input_tokens"] + d["usage"]["output_tokens"],

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from app.cached_tokens import CachedTokens
 from app.events import InputText, Item, OutputText, Prompt, ResponseError, ResponseObject, Usage
 from app.ids import new_response_id
 from app.response_node import HistoryMessage, ResponseNode
@@ -47,7 +48,7 @@ def answered(node, text="Hello", kept=(1, 2, 3), **changes):
         node.response,
         status=changes.pop("status", "completed"),
         output=[item("assistant", text)],
-        usage=Usage.of(10, 5, 3),
+        usage=Usage.of(10, CachedTokens(trunk=4, history=1, host=2), 3),
         completed_at=2,
         **changes,
     )
