@@ -26,6 +26,8 @@ from app.response_service import ResponseService
 from app.responses import Responses
 from app.services import Services
 from app.sessions import LEASE_MS, Sessions
+from engine.client import EngineClient
+from engine.prepared import PreparedModel
 from tests.app.session_store import SessionServer
 from tests.scripted_engine import Script, ScriptedEngineClient, byte_model_info, make_byte_model
 
@@ -93,7 +95,9 @@ async def running_gateway(
     script: Script,
     *,
     file_config: FileConfig = FILE_CONFIG,
-    engine: ScriptedEngineClient | None = None,
+    engine: EngineClient | None = None,
+    model: PreparedModel | None = None,
+    state_dir: Path | None = None,
     owner: str = "gateway-1",
     num_cached_tokens: int = 0,
     max_model_len: int = 4096,
@@ -101,13 +105,15 @@ async def running_gateway(
     lease_ms: int = LEASE_MS,
     **log_bounds,
 ) -> AsyncIterator[Gateway]:
+    """`model`: in place of the byte model. `state_dir`: kept, and with it the secret of the scopes."""
     engine = engine or ScriptedEngineClient(
         byte_model_info(max_model_len=max_model_len), script, num_cached_tokens=num_cached_tokens
     )
     clock = log_bounds.pop("clock", asyncio.get_running_loop().time)
     with tempfile.TemporaryDirectory() as folder:
-        model = make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
-        config = GatewayConfig(model_dir=model.path, engine_address="", state_dir=Path(folder), redis_url=store.url)
+        state_dir = state_dir or Path(folder)
+        model = model or make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
+        config = GatewayConfig(model_dir=model.path, engine_address="", state_dir=state_dir, redis_url=store.url)
         services = build_services(config, file_config, engine)
         sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
         log = MemoryEventLog(clock=clock, **log_bounds)
