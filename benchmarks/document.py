@@ -5,6 +5,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,14 @@ def find_bars(document: Any, name: str = "") -> list[tuple[str, Document]]:
     if "holds" in document:
         return [(name, document)]
     return [bar for key, value in document.items() for bar in find_bars(value, f"{name}.{key}".lstrip("."))]
+
+
+def all_hold(document: Document) -> bool:
+    """Whether all bars of the document hold; those that do not are said on standard error."""
+    failed = [(name, found) for name, found in find_bars(document) if not found["holds"]]
+    for name, found in failed:
+        print(f"{name} does not hold: {json.dumps(found)}", file=sys.stderr)
+    return not failed
 
 
 def processor() -> str:
