@@ -6,7 +6,7 @@ from typing import Self
 
 from engine.core import EngineCore, Runner
 from engine.inproc_client import InprocEngineClient
-from engine.protocol import AddRequest, EngineStats
+from engine.protocol import AddRequest
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from engine.token_stream import TokenStream
 
@@ -68,8 +68,3 @@ class WatchedClient(InprocEngineClient):
         if error is None:
             self.core.check_integrity()
             assert not self.core.has_work, self.core.stats()
-
-    @property
-    def work(self) -> EngineStats:
-        """For when nothing runs."""
-        return self.core.stats()

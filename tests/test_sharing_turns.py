@@ -21,17 +21,15 @@ import pytest
 
 from app.config import AssistantConfig, FileConfig
 from app.prefill import Prefill
-from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo
-from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 from engine.text.tokenizer import Tokenizer
 from tests.app.session_store import SessionServer, session_server
 from tests.app.stateful_gateway import create, output_text, running_gateway
-from tests.engine.fake_runner import FakeRunner, next_token
 from tests.held_engine import WatchedClient
+from tests.letter_engine import letter_core, letters_after
 from tests.scripted_engine import say
 from tests.tiny_model import SPECIAL_TOKENS, make_tiny
 
@@ -42,18 +40,6 @@ MAX_MODEL_LEN = 16_384
 CONFIG = FileConfig(
     assistants=(AssistantConfig(id="guide", shared=True, instructions="You show people round a town. Be brief."),)
 )
-
-
-class LetterRunner(FakeRunner):
-    def __init__(self, info: EngineInfo, letters: list[int]) -> None:
-        super().__init__(info)
-        self._letters = letters
-
-    def execute(self, batch: ScheduledBatch) -> StepResult:
-        result = super().execute(batch)
-        self.batches.clear()  # thousands
-        letters = self._letters
-        return StepResult([SampledToken(letters[token.token_id % len(letters)]) for token in result.tokens])
 
 
 @dataclass(frozen=True)
@@ -86,7 +72,7 @@ class World:
             block_size=16,
             num_blocks=1024,
         )
-        return EngineCore(EngineConfig(model_dir="", check_kv=True), info, LetterRunner(info, self.letters))
+        return letter_core(info, self.letters)
 
     @contextlib.asynccontextmanager
     async def gateway(self, core: EngineCore) -> AsyncIterator[Life]:
@@ -104,10 +90,7 @@ class World:
 
     def answer(self, prompt_ids: list[int]) -> str:
         """Without any cache."""
-        token_ids, letters = list(prompt_ids), self.letters
-        for _ in range(NUM_ANSWER_TOKENS):
-            token_ids.append(letters[next_token(token_ids) % len(letters)])
-        return self.tokenizer.decode(token_ids[len(prompt_ids) :])
+        return self.tokenizer.decode(letters_after(prompt_ids, NUM_ANSWER_TOKENS, self.letters))
 
 
 @pytest.fixture
@@ -138,7 +121,7 @@ class Talk:
 
     async def say(self, life: Life) -> tuple[int, int]:
         """Tokens of the next turn's prompt, and how many of them it computes."""
-        before = life.engine.core.stats().prompt_tokens_computed
+        before = (await life.engine.stats()).prompt_tokens_computed
         if self.answers:
             where = {"previous_response_id": self.answers[-1]["id"]}
             num_tokens = self.answers[-1]["usage"]["total_tokens"] + self.num_new_tokens
@@ -149,7 +132,7 @@ class Talk:
         assert output_text(answer) == self.world.answer(life.engine.requests[-1].prompt_ids)
         usage = answer["usage"]
         num_tokens = num_tokens or usage["input_tokens"]
-        num_computed = life.engine.core.stats().prompt_tokens_computed - before
+        num_computed = (await life.engine.stats()).prompt_tokens_computed - before
         assert (usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) == (
             num_tokens,
             num_tokens - num_computed,
