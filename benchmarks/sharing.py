@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,17 @@ MAX_BEYOND_OWN = 1 + (BLOCK_SIZE - 1) / BLOCK_SIZE
 FLOOD_OUTPUT_TOKENS = 64
 NEED_NO_SERVER = {"gateway", "blocks"}
 WHAT = ("gateway", "blocks", "prefill", "cold", "memory", "fair-share")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One request for one token."""
+
+    ttft_s: float
+    num_steps: int
+    """Of the engine, from before it was sent until after it was answered."""
+    num_waiting: int
+    """Requests in the queue before."""
 
 
 class Sharing:
@@ -131,39 +142,39 @@ class Sharing:
         """Time to first token of one tenant alone, and while the other one has requests waiting all the time."""
         alone = [await self._probe() for _ in range(num_probes)]
         flood = [asyncio.create_task(self._flood()) for _ in range(num_queued)]
-        beside: list[Answer] = []
-        waiting: list[int] = []
+        beside: list[Probe] = []
         try:
             while (await self._b.stats())["requests"]["waiting"] < num_queued // 2:
                 await asyncio.sleep(POLL_S)
                 _raise_first(flood)
             while len(beside) < num_probes:
-                queue = (await self._b.stats())["requests"]["waiting"]
-                if queue == 0:
+                probe = await self._probe()
+                if probe.num_waiting == 0:
                     break
-                beside.append(await self._probe())
-                waiting.append(queue)
+                beside.append(probe)
         finally:
             for task in flood:
                 task.cancel()
-            for task in flood:
-                with suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.gather(*flood, return_exceptions=True)
+        _raise_first(flood)
         await self._b.wait_until_idle()
         alone += [await self._probe() for _ in range(num_probes)]
         if not beside:
             raise RuntimeError("the queue was empty before anybody else asked: give a larger one")
-        medians = [statistics.median(answer.ttft_s for answer in answers) for answers in (alone, beside)]
+        ratio = statistics.median(p.ttft_s for p in beside) / statistics.median(p.ttft_s for p in alone)
         return {
             "queued": num_queued,
-            "waiting_when_asked": waiting,
-            "alone_ttft_ms": _milliseconds(alone),
-            "beside_ttft_ms": _milliseconds(beside),
-            "ratio": bar(medians[1] / medians[0], at_most=max_ratio),
+            "waiting_when_asked": [probe.num_waiting for probe in beside],
+            "alone": _describe(alone),
+            "beside": _describe(beside),
+            "ratio": bar(ratio, at_most=max_ratio),
         }
 
-    async def _probe(self) -> Answer:
-        return await self._b.chat(self._ask(), assistant=MIDDLE.id, max_tokens=8, ignore_eos=True)
+    async def _probe(self) -> Probe:
+        before = await self._b.stats()
+        answer = await self._b.chat(self._ask(), assistant=MIDDLE.id, max_tokens=1)
+        after = await self._b.stats()
+        return Probe(answer.ttft_s, after["engine"]["steps"] - before["engine"]["steps"], before["requests"]["waiting"])
 
     async def _flood(self) -> Answer:
         return await self._a.chat(self._ask(), assistant=MIDDLE.id, max_tokens=FLOOD_OUTPUT_TOKENS, ignore_eos=True)
@@ -206,13 +217,20 @@ def _need_equal(what: str, got: int, expected: int) -> None:
 
 def _raise_first(tasks: list[asyncio.Task[Answer]]) -> None:
     for task in tasks:
-        if task.done():
+        if task.done() and not task.cancelled():
             task.result()
 
 
-def _milliseconds(answers: list[Answer]) -> Document:
-    times = sorted(1000 * answer.ttft_s for answer in answers)
-    return {"median": round(statistics.median(times), 1), "most": round(times[-1], 1), "n": len(times)}
+def _describe(probes: list[Probe]) -> Document:
+    times = [1000 * probe.ttft_s for probe in probes]
+    return {
+        "probes": len(probes),
+        "ttft_ms": {"median": round(statistics.median(times), 1), "most": round(max(times), 1)},
+        "steps": {
+            "median": statistics.median(probe.num_steps for probe in probes),
+            "most": max(probe.num_steps for probe in probes),
+        },
+    }
 
 
 def main() -> None:
