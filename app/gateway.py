@@ -24,6 +24,7 @@ from app.event_log import MemoryEventLog
 from app.live_config import LiveConfig
 from app.metrics import Metrics
 from app.prefill import Prefill
+from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
 from app.response_service import ResponseService
 from app.responses import Responses
@@ -112,6 +113,7 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         engine=engine,
         prompts=PromptBuilder(tokenizer, template, scopes),
         metrics=Metrics(),
+        history=PromptHistory(),
     )
 
 

@@ -12,6 +12,7 @@ from app.cached_tokens import CachedTokens
 from app.choice import Choice, ChoiceDelta
 from app.errors import ApiError, BadRequest, EngineUnavailable, from_request_error
 from app.metrics import AnswerMeter, Metrics
+from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from app.tenants import Tenant
 from engine.client import EngineClient
@@ -49,6 +50,7 @@ class Generation:
         request_id: str | None = None,
         continues_text: bool = False,
         metrics: Metrics | None = None,
+        history: PromptHistory | None = None,
     ) -> None:
         """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
 
@@ -63,6 +65,7 @@ class Generation:
         self._request_id = request_id or uuid.uuid4().hex
         self._continues_text = continues_text
         self._metrics = metrics
+        self._history = history
         self._meter: AnswerMeter | None = None
         self._choices: list[Choice] = []
         self._arrived: set[Choice] = set()
@@ -77,6 +80,8 @@ class Generation:
             raise EngineUnavailable(UNAVAILABLE) from None
         for one in self._prompts:
             self.check(info, one, params)
+        self.block_size = info.block_size
+        """Of the engine's KV blocks, in tokens."""
         self._stops = StopAutomaton(params.stop)
 
     @staticmethod
@@ -111,6 +116,11 @@ class Generation:
     def cached(self) -> CachedTokens:
         """Prompt tokens taken from the prefix cache, of the first choice of each prompt."""
         return sum(self._cached.values(), start=CachedTokens())
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether each prompt is: its first token is there, and what was cached of it is known."""
+        return len(self._cached) == len(self._prompts)
 
     @property
     def num_output_tokens(self) -> int:
@@ -163,8 +173,18 @@ class Generation:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave.close()
+        self._remember(has_failed=error is not None)
         if self._meter is not None:
             self._meter.leave("error" if isinstance(error, ApiError) else "abort")
+
+    def _remember(self, *, has_failed: bool) -> None:
+        """Prompts that were computed, each with the first choice of its answers."""
+        if self._history is None:
+            return
+        for p in self._cached:
+            choice = self._choices[p * self._params.n]
+            ended = choice.is_done and not has_failed and choice.detokenizer.stop_string is None
+            self._history.add(self._tenant.id, PromptRecord.of(self._prompts[p], choice.token_ids, ended=ended))
 
     def _submit(self, stack: ExitStack, prompt_index: int, prompt: BuiltPrompt, choice: int) -> Choice:
         index = prompt_index * self._params.n + choice

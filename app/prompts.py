@@ -44,6 +44,9 @@ class BuiltPrompt:
     owner_key: bytes = field(default=b"", repr=False)
     """Whose it is: what is said about it is compared with prompts of the same owner only."""
     assistant_id: str | None = None
+    assistant_version: str | None = None
+    num_trunk_tokens: int = 0
+    """Of the assistant's trunk, whether the prompt begins with all of it or not."""
     num_known_tokens: int = 0
     """Leading ones that were encoded here, for a head: they need not be looked at again."""
     template_changed: bool = False
@@ -157,6 +160,8 @@ class PromptBuilder:
             param,
             owner_key=self._scopes.owner_key(tenant, narrowing.user),
             assistant_id=assistant.id if assistant is not None else None,
+            assistant_version=assistant.version if assistant is not None else None,
+            num_trunk_tokens=len(assistant.trunk_ids) if assistant is not None else 0,
             num_known_tokens=scopes[-2].end_token if len(scopes) > 1 else 0,
             template_changed=bool(rendered.template_changed),
             template_digest=options_digest,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from app.cache_report import CacheReport
 from app.events import Item, ResponseObject
 from app.ids import ResponseId
 
@@ -59,6 +60,8 @@ class ResponseNode:
     input: tuple[Item, ...]
     response: ResponseObject
     kept_ids: tuple[int, ...] = ()
+    cache: CacheReport | None = None
+    """None until its end, and for one that ended before its first token."""
     stream_id: str | None = None
     """The websocket lane that asked for it."""
 
@@ -70,9 +73,11 @@ class ResponseNode:
     def ancestor_ids(self) -> list[ResponseId]:
         return [self.id.relative(part) for part in self.ancestors]
 
-    def ended(self, response: ResponseObject, kept_ids: tuple[int, ...]) -> "ResponseNode":
+    def ended(
+        self, response: ResponseObject, kept_ids: tuple[int, ...], cache: CacheReport | None = None
+    ) -> "ResponseNode":
         """The same node with its answer."""
-        return replace(self, response=response, kept_ids=kept_ids)
+        return replace(self, response=response, kept_ids=kept_ids, cache=cache)
 
     def created_fields(self) -> dict[str, bytes]:
         """All fields of the hash."""
@@ -89,7 +94,8 @@ class ResponseNode:
     def ended_fields(self) -> dict[str, bytes]:
         """The fields that the end of the response writes."""
         results = {name: _json(getattr(self.response, name)) for name in RESULT_FIELDS}
-        return {"status": self.response.status.encode(), "kept_ids": _json(self.kept_ids), **results}
+        own = {"kept_ids": _json(self.kept_ids), "cache": _json(self.cache)}
+        return {"status": self.response.status.encode(), **own, **results}
 
 
 def node_from_fields(response_id: ResponseId, fields: Mapping[bytes, bytes]) -> ResponseNode:
@@ -107,6 +113,8 @@ def node_from_fields(response_id: ResponseId, fields: Mapping[bytes, bytes]) -> 
         input=msgspec.json.decode(fields[b"input"], type=tuple[Item, ...]),
         response=msgspec.convert(response, ResponseObject),
         kept_ids=msgspec.json.decode(fields[b"kept_ids"], type=tuple[int, ...]),
+        # a node stored before there were reports has none
+        cache=msgspec.json.decode(fields.get(b"cache", b"null"), type=CacheReport | None),
         stream_id=msgspec.json.decode(fields[b"stream_id"], type=str | None),
     )
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from app.cache_report import CacheReport, Explainer
 from app.errors import ApiError
 from app.event_writer import EventSink
 from app.events import (
@@ -58,6 +59,7 @@ class ResponseRun:
         store_end: StoreEnd,
         now: Callable[[], int],
         to_logprob: Callable[[TokenLogprobs], Logprob],
+        explainer: Explainer | None = None,
     ) -> None:
         self._node = node
         self._generation = generation
@@ -65,6 +67,7 @@ class ResponseRun:
         self._store_end = store_end
         self._now = now
         self._to_logprob = to_logprob
+        self._explainer = explainer
         self._item_id = new_message_id()
         self._texts: list[str] = []
         self._logprobs: list[Logprob] = []
@@ -148,6 +151,8 @@ class ResponseRun:
         try:
             with self._generation as generation:
                 self._has_choice = True
+                if self._explainer is not None:
+                    self._explainer.compare()
                 async for deltas in generation:
                     for delta in deltas:
                         self._take(delta)
@@ -207,13 +212,18 @@ class ResponseRun:
             self._put(OutputItemDone(item=item))
         response = self._ended(status, error=error, incomplete_details=incomplete_details)
         kept_ids = tuple(self._generation.kept_ids()) if self._has_item else ()
-        node = self._node.ended(response, kept_ids)
+        node = self._node.ended(response, kept_ids, self._cache_report())
         lost = await self._store_end(node)
         if lost is not None:
             response = self._ended("failed", error=lost)
-            node, event = node.ended(response, kept_ids), Failed
+            node, event = node.ended(response, kept_ids, node.cache), Failed
         self._node = node
         self._put(event(response=response))
+
+    def _cache_report(self) -> CacheReport | None:
+        if self._explainer is None or not self._generation.is_computed:
+            return None
+        return self._explainer.report(self._generation.cached)
 
     def _ended(
         self,

@@ -9,9 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from app.errors import NotFound
+from app.cache_report import Explainer
+from app.errors import Conflict, NotFound
 from app.event_log import CursorLost, EventLog, EventsNotHeld
 from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread
 from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
@@ -63,6 +65,7 @@ class ResponseService:
     def __init__(
         self, services: Services, sessions: Sessions, log: EventLog, *, now: Callable[[], float] = time.time
     ) -> None:
+        self._services = services
         self._sessions = sessions
         self._log = log
         self._now = now
@@ -154,7 +157,14 @@ class ResponseService:
             store_end=store_end,
             now=lambda: int(self._now()),
             to_logprob=self._to_logprob,
+            # without an id to come back to nobody could ask
+            explainer=self._explainer(plan) if plan.node.response.store else None,
         )
+
+    def _explainer(self, plan: Plan) -> Explainer:
+        decode = partial(self._services.tokenizer.decode, skip_special_tokens=False)
+        history, tenant_id = self._services.history, plan.node.tenant
+        return Explainer(history, tenant_id, plan.prompt, plan.generation.block_size, decode)
 
     def _launch(self, run: ResponseRun) -> None:
         response_id = str(run.node.id)
@@ -208,6 +218,19 @@ class ResponseService:
     async def input_items(self, tenant: Tenant, response_id: str) -> tuple[Item, ...]:
         """Its own input, in the order in which it was given. Raises ApiError."""
         return (await self._find(tenant, response_id)).input
+
+    async def cache_report(self, tenant: Tenant, response_id: str) -> dict[str, Any]:
+        """How much of its prompt was cached, and why no more. Raises ApiError: 409 while it runs, 404 for one that
+        ended before its first token."""
+        node = await self._find(tenant, response_id)
+        if node.response.is_running:
+            raise Conflict(f"The response {response_id} is still running.", code="response_in_progress")
+        if node.cache is None:
+            raise NotFound(
+                f"The response '{response_id}' has no cache report: it ended before its first token.",
+                code="cache_report_not_found",
+            )
+        return node.cache.to_wire(response_id)
 
     async def follow(self, tenant: Tenant, response_id: str, after: int) -> Followed:
         """Its events after a number, up to its end. Raises ApiError: 404 also when the events have expired."""

@@ -41,6 +41,7 @@ class Responses:
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
+            Route(f"{one}/cache", self.cache_report, methods=["GET"]),
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
             *Websockets(self._services, self._service).routes(),
         ]
@@ -85,6 +86,10 @@ class Responses:
     async def cancel(self, request: Request) -> Response:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]
         return _json(await self._service.cancel(tenant, response_id))
+
+    async def cache_report(self, request: Request) -> Response:
+        tenant, response_id = self._tenant(request), request.path_params["response_id"]
+        return _json(await self._service.cache_report(tenant, response_id))
 
     async def input_items(self, request: Request) -> Response:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]

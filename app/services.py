@@ -7,6 +7,7 @@ from app.config import GatewayConfig
 from app.generation import Generation
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
+from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
 from app.tenants import Tenant
 from engine.client import EngineClient
@@ -26,6 +27,7 @@ class Services:
     engine: EngineClient
     prompts: PromptBuilder
     metrics: Metrics
+    history: PromptHistory
 
     @property
     def current(self) -> Configured:
@@ -55,4 +57,5 @@ class Services:
             priority=priority,
             continues_text=continues_text,
             metrics=self.metrics,
+            history=self.history,
         )

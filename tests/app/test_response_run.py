@@ -19,6 +19,7 @@ class FakeGeneration:
 
     num_prompt_tokens = 7
     cached = CachedTokens(trunk=3, history=1)
+    is_computed = True
 
     def __init__(self):
         self.queue = asyncio.Queue()

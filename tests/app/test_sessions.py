@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from app.cache_report import CacheReport, FirstMiss, Reason
 from app.cached_tokens import CachedTokens
 from app.events import InputText, Item, OutputText, Prompt, ResponseError, ResponseObject, Usage
 from app.ids import new_response_id
@@ -52,7 +53,9 @@ def answered(node, text="Hello", kept=(1, 2, 3), **changes):
         completed_at=2,
         **changes,
     )
-    return node.ended(response, kept)
+    miss = FirstMiss(position=5, reason=Reason.EVICTED, expected_text=None, actual_text="H\u2028i")
+    report = CacheReport(prompt_tokens=10, cached=CachedTokens(trunk=4, history=1, host=2), first_miss=miss)
+    return node.ended(response, kept, report)
 
 
 async def test_a_node_comes_back_as_it_was_stored(sessions):
