@@ -11,10 +11,9 @@ from app.scopes import Narrowing, Scopes
 from app.tenants import Tenant
 from engine.block_hash import hash_block, root_hash
 from engine.kv_cache_manager import KVCacheManager
-from engine.prefix_cache import PrefixCache
 from engine.protocol import END, Scope
 from engine.sequence import Sequence
-from tests.engine.sequences import make_sequence
+from tests.engine.sequences import look_into, make_sequence
 
 BLOCK_SIZE = 8
 SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
@@ -44,11 +43,9 @@ class Identity:
     def manager(self) -> KVCacheManager:
         return KVCacheManager(20, BLOCK_SIZE, root_hash(*self.root))
 
-    def find_in(self, cache: PrefixCache) -> int:
+    def find_in(self, other: KVCacheManager) -> int:
         """How many tokens of it are known there."""
-        kv = self.manager()
-        kv.cache = cache
-        return kv.find_longest_prefix(self.sequence()).num_tokens
+        return look_into(self.manager(), other).find_longest_prefix(self.sequence()).num_tokens
 
 
 IDENTITIES = st.builds(
@@ -61,8 +58,8 @@ IDENTITIES = st.builds(
 )
 
 
-def cached(identity: Identity) -> PrefixCache:
-    """What is known once this one has been computed."""
+def cached(identity: Identity) -> KVCacheManager:
+    """With what is known once this one has been computed."""
     kv, sequence = identity.manager(), identity.sequence()
     assert kv.try_allocate_slots(sequence, sequence.num_tokens) is not None
     kv.unpublished_hashes(sequence)
@@ -70,8 +67,8 @@ def cached(identity: Identity) -> PrefixCache:
     kv.commit_full_blocks(sequence)
     kv.commit_tails(sequence)
     kv.check_integrity([sequence])
-    assert identity.find_in(kv.cache) == len(identity.token_ids)
-    return kv.cache
+    assert identity.find_in(kv) == len(identity.token_ids)
+    return kv
 
 
 @SETTINGS
@@ -84,24 +81,24 @@ def test_b04_another_root_is_a_miss_from_the_first_block_on(identity, root):
 @SETTINGS
 @given(IDENTITIES, st.binary(max_size=4), st.binary(max_size=4))
 def test_another_scope_is_a_miss_from_where_it_begins(identity, trunk_scope, own_scope):
-    cache = cached(identity)
+    kv = cached(identity)
     same_trunk = identity.num_trunk_tokens
     if own_scope != identity.own_scope:
-        assert replace(identity, own_scope=own_scope).find_in(cache) == same_trunk
+        assert replace(identity, own_scope=own_scope).find_in(kv) == same_trunk
     if same_trunk >= BLOCK_SIZE and trunk_scope != identity.trunk_scope:
-        assert replace(identity, trunk_scope=trunk_scope).find_in(cache) == 0
-        assert replace(identity, trunk_scope=trunk_scope, own_scope=own_scope).find_in(cache) == 0
+        assert replace(identity, trunk_scope=trunk_scope).find_in(kv) == 0
+        assert replace(identity, trunk_scope=trunk_scope, own_scope=own_scope).find_in(kv) == 0
 
 
 @SETTINGS
 @given(IDENTITIES, st.data())
 def test_another_token_is_a_miss_from_there_on(identity, data):
     """That goes for the blocks behind it too, which hold the same tokens behind another parent."""
-    cache = cached(identity)
+    kv = cached(identity)
     place = data.draw(st.integers(0, len(identity.token_ids) - 1))
     other = data.draw(st.integers(0, 1000 - 1).filter(lambda token_id: token_id != identity.token_ids[place]))
     token_ids = (*identity.token_ids[:place], other, *identity.token_ids[place + 1 :])
-    found = replace(identity, token_ids=token_ids).find_in(cache)
+    found = replace(identity, token_ids=token_ids).find_in(kv)
     # whole blocks before it, and the end of the trunk
     ends = [place // BLOCK_SIZE * BLOCK_SIZE, identity.num_trunk_tokens]
     assert found == max(end for end in ends if end <= place)

@@ -21,7 +21,7 @@ from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from tests.assistant_bench import AssistantBench, Prompts
 from tests.byte_model import make_byte_model
-from tests.engine.sequences import make_sequence
+from tests.engine.sequences import look_into, make_sequence
 from tests.tiny_model import make_tiny
 
 # ---- models
@@ -78,8 +78,7 @@ def load(path: Path, loading: Loading) -> bytes:
 
 def num_found(kv: KVCacheManager, root: bytes) -> int:
     """What a model with this root would find of another one's cache."""
-    other = KVCacheManager(10, 16, root)
-    other.cache = kv.cache
+    other = look_into(KVCacheManager(10, 16, root), kv)
     return other.find_longest_prefix(make_sequence("look", TOKEN_IDS)).num_tokens
 
 

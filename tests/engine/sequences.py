@@ -1,5 +1,6 @@
-"""Sequences in one line, for tests of what holds them."""
+"""Sequences in one line, for tests of what holds them; and lookups in the cache of another manager."""
 
+from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, Scope
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
@@ -26,3 +27,9 @@ def make_sequence(
         priority=priority,
         arrival=arrival,
     )
+
+
+def look_into(kv: KVCacheManager, other: KVCacheManager) -> KVCacheManager:
+    """`kv`, which from now on finds what `other` has published: one cache for both."""
+    vars(kv.cache).update(vars(other.cache))
+    return kv
