@@ -36,6 +36,7 @@ class ChatCompletions:
         limits, tenant = configured.limits, configured.tenants.authenticate(request.headers.get("authorization"))
         chat = parse_request(ChatRequest, await read_json(request, limits.max_body_bytes))
         chat.check(limits)
+        beams = chat.to_beam_search()
         assistant = find_assistant_of_model(services.model_name, configured.assistants, tenant, chat.model)
         params = chat.to_params(
             services.tokenizer,
@@ -52,7 +53,7 @@ class ChatCompletions:
             add_generation_prompt=chat.add_generation_prompt is not False,
             param="messages",
         )
-        generation = services.generation(prompt, params, tenant, priority=chat.priority or 0)
+        generation = services.generation(prompt, params, tenant, priority=chat.priority or 0, beams=beams)
         answer = ChatAnswer(services, chat, prompt, generation)
         if chat.stream:
             return SseResponse(

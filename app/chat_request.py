@@ -104,7 +104,7 @@ class ChatRequest(GeneratingRequest):
             )
         for param, number, limit in (
             ("messages", len(self.messages), limits.max_messages),
-            ("n", self.n or 1, limits.max_choices),
+            ("n", self.num_sequences, limits.max_choices),
         ):
             if number > limit:
                 raise BadRequest(

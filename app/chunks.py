@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import orjson
 
+from app.beam_request import BeamSearchFields
 from app.errors import BadRequest
 from app.generation import Generation
-from app.request_params import RequestModel, SamplingFields
+from app.request_params import RequestModel
 from app.sse import DONE, escape_separators
 
 
@@ -18,11 +19,10 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = None
 
 
-class GeneratingRequest(SamplingFields):
+class GeneratingRequest(BeamSearchFields):
     """The fields of both bodies. Names that change nothing are ignored."""
 
     model: str
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     def check_stream_options(self) -> None:

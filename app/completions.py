@@ -34,7 +34,6 @@ class CompletionRequest(GeneratingRequest):
 
     # Known, not built, and each would change the answer.
     suffix: str | None = None
-    best_of: int | None = None
     prompt_embeds: Any = None
 
     def check(self) -> None:
@@ -45,8 +44,6 @@ class CompletionRequest(GeneratingRequest):
             raise unsupported("suffix")
         if self.prompt_embeds:
             raise unsupported("prompt_embeds")
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise unsupported("best_of")
 
     def prompts(self) -> list[str | list[int]]:
         """A string, a list of strings, ids, or a list of lists of ids. Raises BadRequest."""
@@ -83,12 +80,14 @@ class Completions:
         limits, tenant = configured.limits, configured.tenants.authenticate(request.headers.get("authorization"))
         body = parse_request(CompletionRequest, await read_json(request, limits.max_body_bytes))
         body.check()
+        beams = body.to_beam_search()
         if find_assistant_of_model(services.model_name, configured.assistants, tenant, body.model) is not None:
             raise BadRequest("An assistant answers chats, not completions.", code="invalid_value", param="model")
         texts = body.prompts()
-        if len(texts) * (body.n or 1) > limits.max_choices:
+        if len(texts) * body.num_sequences > limits.max_choices:
             raise BadRequest(
-                f"At most {limits.max_choices} choices are allowed, got {len(texts)} prompts with n = {body.n or 1}.",
+                f"At most {limits.max_choices} choices are allowed, got {len(texts)} prompts with"
+                f" {body.num_sequences} each.",
                 code="invalid_value",
                 param="prompt",
             )
@@ -105,7 +104,9 @@ class Completions:
             narrowing=body.narrowing,
             add_special_tokens=body.add_special_tokens is not False,
         )
-        generation = services.generation(prompts, params, tenant, priority=body.priority or 0, continues_text=True)
+        generation = services.generation(
+            prompts, params, tenant, priority=body.priority or 0, continues_text=True, beams=beams
+        )
         answer = CompletionAnswer(services, body, prompts, generation)
         if body.stream:
             return SseResponse(

@@ -15,7 +15,7 @@ from app.metrics import AnswerMeter, Metrics
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from app.tenants import Tenant
-from engine.client import EngineClient
+from engine.client import Submitter
 from engine.errors import EngineDeadError, RequestError
 from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -40,7 +40,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Submitter,
         tokenizer: Tokenizer,
         prompt: BuiltPrompt | Sequence[BuiltPrompt],
         params: SamplingParams,

@@ -162,7 +162,6 @@ class SamplingFields(RequestModel):
     json_schema: Any = None
     structural_tag: Any = None
     stop_regex: Any = None
-    use_beam_search: bool | None = None
     bad_words: Items | None = None
     allowed_token_ids: Items | None = None
     truncate_prompt_tokens: Any = None
@@ -226,7 +225,7 @@ _OWN_DEFAULTS = (
 )
 _UNBUILT = (
     *("tools", "functions", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "use_beam_search", "bad_words"),
+    *("regex", "ebnf", "json_schema", "structural_tag", "stop_regex", "bad_words"),
     *("allowed_token_ids", "truncate_prompt_tokens", "prompt_logprobs", "logits_processors", "repetition_detection"),
     "return_tokens_as_token_ids",
 )

@@ -75,6 +75,7 @@ class CreateResponse(SamplingFields):
     reasoning: Any = None
     moderation: Any = None
     generate: bool | None = None
+    use_beam_search: bool | None = None
 
     @property
     def is_stored(self) -> bool:
@@ -91,7 +92,7 @@ class CreateResponse(SamplingFields):
         super().refuse_unbuilt()
         if self.n not in (None, 1):
             raise unsupported("n")
-        for name in ("conversation", "context_management", "moderation"):
+        for name in ("conversation", "context_management", "moderation", "use_beam_search"):
             if getattr(self, name) not in (None, False, [], {}):
                 raise unsupported(name)
         if self.generate is False:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.beam_streams import BeamSearchEngine
 from app.config import GatewayConfig
 from app.generation import Generation
 from app.live_config import Configured, LiveConfig
@@ -10,6 +11,7 @@ from app.metrics import Metrics
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
 from app.tenants import Tenant
+from engine.beam_search import BeamSearchParams
 from engine.client import EngineClient
 from engine.prepared import PreparedModel
 from engine.sampling_params import SamplingParams
@@ -46,10 +48,14 @@ class Services:
         *,
         priority: int = 0,
         continues_text: bool = False,
+        beams: BeamSearchParams | None = None,
     ) -> Generation:
-        """A measured generation on this gateway's engine. Raises ApiError, as `Generation` does."""
+        """A measured generation on this gateway's engine; its choices are the best of `beams`, if that is given.
+
+        Raises ApiError, as `Generation` does.
+        """
         return Generation(
-            self.engine,
+            self.engine if beams is None else BeamSearchEngine(self.engine, beams),
             self.tokenizer,
             prompt,
             params,

@@ -10,19 +10,12 @@ from engine.zmq_client import ZmqEngineClient
 __all__ = ["EngineClient", "ZmqEngineClient"]
 
 
-class EngineClient(Protocol):
-    """One engine, wherever it runs: in another process, in a thread, or scripted for a test."""
+class Submitter(Protocol):
+    """What takes requests."""
 
     @property
     def info(self) -> EngineInfo:
         """Raises EngineDeadError while the engine is not ready."""
-        ...
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    async def wait_ready(self) -> None:
-        """Returns as soon as requests can be submitted; an engine may come back, so it waits as long as it takes."""
         ...
 
     def submit(self, request: AddRequest) -> TokenStream:
@@ -31,6 +24,17 @@ class EngineClient(Protocol):
         The id must be new: outputs of an aborted request may still be on their way. Raises ValueError if it belongs to
         a request that runs. What the engine refuses comes through the stream: one output with finish reason ERROR.
         """
+        ...
+
+
+class EngineClient(Submitter, Protocol):
+    """One engine, wherever it runs: in another process, in a thread, or scripted for a test."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    async def wait_ready(self) -> None:
+        """Returns as soon as requests can be submitted; an engine may come back, so it waits as long as it takes."""
         ...
 
     async def pin(self, trunk_id: str, token_ids: list[int], scopes: list[Scope]) -> TrunkState:

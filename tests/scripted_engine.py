@@ -236,7 +236,9 @@ class ScriptedEngineClient:
 
     def _dispatch(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
-            stream = self._streams[output.request_id]
+            stream = self._streams.get(output.request_id)
+            if stream is None:  # aborted by the reader of another one, a moment ago
+                continue
             if output.finish_reason is not None:
                 del self._streams[output.request_id]
             stream.put(output)

@@ -1,7 +1,9 @@
 """Beam search over a real (tiny, random, float32) model: what it finds, and how little it computes for that."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,16 @@ import pytest
 import torch
 import transformers
 
+from app.beam_streams import BeamSearchEngine
+from app.generation import Generation
+from app.prompts import BuiltPrompt
+from app.tenants import Tenant
 from engine import LLM, BeamSearchParams, SamplingParams
-from engine.beam_search import MAX_BEAM_WIDTH, BeamSearchOutput
+from engine.beam_search import MAX_BEAM_WIDTH, BeamSearch, BeamSearchOutput
+from engine.core import EngineCore
 from engine.errors import InvalidRequest, RequestError
+from engine.inproc_client import InprocEngineClient
+from engine.protocol import END, AddRequest, Scope
 from tests.beam_reference import search_plainly
 from tests.tiny_model import make_tiny
 
@@ -168,6 +177,38 @@ def llm_finds(llm: LLM, params: BeamSearchParams) -> list[list[list[int]]]:
     return outputs
 
 
+def test_beams_that_are_preempted_find_the_same(make_llm: Callable[..., LLM], llm: LLM) -> None:
+    """Beside an older answer that grows, in steps so short that a beam without a cache takes several of them."""
+    [expected] = llm.beam_search([PROMPTS[2]], BeamSearchParams(4, 12, ignore_eos=True))
+    core = make_llm(num_blocks=7, max_num_batched_tokens=9, max_num_seqs=9, enable_prefix_caching=False)._core
+    search = BeamSearch(BeamSearchParams(4, 12), len(PROMPTS[2]), 12, frozenset())
+    grower = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    num_steps = 0
+    while not search.is_done:
+        num_steps += 1
+        waiting = set()
+        for index, beam in enumerate(search.live):
+            add(core, f"{num_steps} {index}", [*PROMPTS[2], *beam.token_ids], search.step_params)
+            waiting.add(f"{num_steps} {index}")
+        while waiting:
+            if "grows" not in core.scheduler:
+                add(core, "grows", [50], grower)
+            for output in core.step():
+                if output.request_id in waiting:
+                    assert output.logprobs is not None
+                    waiting.remove(output.request_id)
+                    search.take(int(output.request_id.split()[1]), output.logprobs[0])
+    assert [list(beam.token_ids) for beam in search.best()] == found(expected)
+    assert core.stats().preemptions > 0, "of beams: the answer is older, and beams do not grow"
+    core.abort(["grows"])
+    core.check_integrity()
+
+
+def add(core: EngineCore, request_id: str, prompt_ids: list[int], params: SamplingParams) -> None:
+    request = AddRequest(request_id=request_id, prompt_ids=prompt_ids, params=params, scopes=[Scope(END, b"")])
+    assert core.add(request) is None
+
+
 def test_without_max_tokens_it_goes_on_to_the_end_of_the_context(make_llm: Callable[..., LLM]) -> None:
     llm = make_llm(max_model_len=30)
     [output] = llm.beam_search([PROMPTS[2]], BeamSearchParams(2, None, ignore_eos=True))
@@ -211,3 +252,75 @@ def test_an_error_in_the_middle_leaves_nothing_behind(llm: LLM, monkeypatch: pyt
         llm.beam_search(PROMPTS, BeamSearchParams(3, 8))
     assert not llm._core.has_work
     llm._core.check_integrity()
+
+
+# ---- as the gateway searches
+
+
+@asynccontextmanager
+async def engine_of(llm: LLM) -> AsyncIterator[InprocEngineClient]:
+    """The engine of `llm`, whose pool must be idle in the end."""
+    client = InprocEngineClient(llm._core, llm._runner.info)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+    assert not llm._core.has_work
+    llm._core.check_integrity()
+
+
+def generation(llm: LLM, client: InprocEngineClient, width: int, max_tokens: int) -> Generation:
+    prompts = [BuiltPrompt(ids, [Scope(END, b"mine")]) for ids in PROMPTS]
+    params = SamplingParams(n=width, temperature=0, max_tokens=max_tokens, eos_token_ids=END_IDS)
+    beams = BeamSearchEngine(client, BeamSearchParams(width, None))
+    return Generation(beams, llm.tokenizer, prompts, params, Tenant("a"))
+
+
+async def find(generation: Generation) -> list[list[int]]:
+    with generation:
+        async for _ in generation:
+            pass
+    return [generation.output_ids(i) for i in range(generation.num_choices)]
+
+
+def ids_of(outputs: list[BeamSearchOutput]) -> list[list[int]]:
+    """With the ids that ended them."""
+    sequences = [sequence for output in outputs for sequence in output.sequences]
+    return [s.token_ids + ([] if s.stop_reason is None else [s.stop_reason]) for s in sequences]
+
+
+async def test_over_http_it_finds_the_same_as_offline(make_llm: Callable[..., LLM], llm: LLM) -> None:
+    expected = ids_of(llm.beam_search(PROMPTS, BeamSearchParams(5, 9)))
+    other = make_llm()
+    async with engine_of(other) as client:
+        assert await find(generation(other, client, 5, 9)) == expected
+        assert (await client.stats()).query_tokens == sum(map(len, PROMPTS)), "each prompt counts once"
+
+
+@pytest.mark.parametrize("num_steps_before", range(0, 40, 7))
+async def test_a_reader_that_leaves_in_the_middle_leaves_an_idle_pool(
+    make_llm: Callable[..., LLM], num_steps_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(num_blocks=30, max_num_batched_tokens=16, max_num_seqs=16)
+    reached = asyncio.Event()
+    loop, execute, num_steps = asyncio.get_running_loop(), llm._runner.execute, 0
+
+    def counted(batch: Any) -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps > num_steps_before:
+            loop.call_soon_threadsafe(reached.set)
+        return execute(batch)
+
+    monkeypatch.setattr(llm._runner, "execute", counted)
+    async with engine_of(llm) as client:
+        search = asyncio.create_task(find(generation(llm, client, 6, 400)))
+        await reached.wait()
+        search.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await search
+        num_steps_then = num_steps
+        stats = await client.stats()
+        assert (stats.running, stats.waiting, stats.blocks.referenced) == (0, 0, 0)
+        assert num_steps <= num_steps_then + 1, "what was under way ends within a step"

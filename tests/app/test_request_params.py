@@ -160,7 +160,6 @@ def test_b21_ranges(tokenizer: Tokenizer, body: dict[str, Any], param: str) -> N
         {"response_format": {"type": "json_schema"}},
         {"structured_outputs": {"json": {}}},
         {"guided_choice": ["a"]},
-        {"use_beam_search": True},
         {"bad_words": ["a"]},
         {"allowed_token_ids": [1]},
         {"prompt_logprobs": 0},
@@ -176,7 +175,7 @@ def test_b46_what_is_not_built_is_refused_not_ignored(body: dict[str, Any]) -> N
 
 def test_what_changes_nothing_is_taken() -> None:
     body = {
-        **{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "use_beam_search": False},
+        **{"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}},
         **{"bad_words": [], "guided_json": None, "functions": None, "function_call": "none"},
     }
     parse_request(SamplingFields, body).refuse_unbuilt()

@@ -168,6 +168,7 @@ async def test_output_items_can_be_sent_back(gateway, http):
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
+        ({"use_beam_search": True}, "use_beam_search"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"reasoning": "high"}, "reasoning"),
