@@ -154,13 +154,14 @@ async def test_leaving_before_the_first_step(tokenizer: Tokenizer) -> None:
 
 
 def failing(item: Item) -> Any:
-    """The second of three beams of the third step comes to `item`; the others are slower or faster."""
+    """The second of three beams of the third step comes to `item`; the other two never answer."""
     seen = 0
 
     def fails(request: AddRequest) -> list[Item]:
         nonlocal seen
         seen += 1
-        return [item] if seen == 6 else [best_letter(request.prompt_ids)]
+        others: list[Item] = [Pause()] if seen > 4 else [best_letter(request.prompt_ids)]
+        return [item] if seen == 6 else others
 
     return fails
 
