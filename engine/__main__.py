@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         from engine.model_runner import ModelRunner
 
         runner = ModelRunner(model, config)
-        core = EngineCore(config, runner.info, runner, runner.identity)
+        core = EngineCore(config, runner.info, runner, runner.identity, runner.swap_time)
     except (EngineError, msgspec.MsgspecError) as e:
         print(e, file=sys.stderr)
         return 2

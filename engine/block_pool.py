@@ -1,80 +1,10 @@
-"""Blocks of KV by id: reference counts and the order in which free ones are used again. Knows no tokens."""
+"""Blocks of KV by id: reference counts, owners, and which of the free ones is used again next. Knows no tokens."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-NULL_BLOCK = 0
-"""Pads block tables; never allocated."""
-
-
-@dataclass(eq=False, slots=True)
-class Block:
-    block_id: int
-    ref_count: int = 0
-    """Sequences whose table holds it, and pins."""
-    is_cached: bool = False
-    """The prefix cache has an entry for it. Set by the prefix cache alone."""
-    num_pins: int = 0
-    """Trunks that keep it: each of them is a reference too."""
-    # links of the free list, set by it alone
-    previous: "Block | None" = field(default=None, repr=False)
-    next: "Block | None" = field(default=None, repr=False)
-
-
-class FreeList:
-    """Free blocks in the order of their next use: a doubly linked list through the blocks themselves.
-
-    A prefix cache hit takes a block out of the middle, which costs the same as taking the first.
-    """
-
-    def __init__(self) -> None:
-        self._ends = Block(NULL_BLOCK)  # sentinel: its next is the first, its previous the last
-        self._ends.next = self._ends.previous = self._ends
-        self._num_blocks = 0
-
-    def __len__(self) -> int:
-        return self._num_blocks
-
-    def __iter__(self) -> Iterator[Block]:
-        block = self._ends.next
-        while block is not None and block is not self._ends:
-            yield block
-            block = block.next
-
-    def append(self, block: Block) -> None:
-        """Used again after all others."""
-        last = self._ends.previous
-        assert last is not None
-        self._insert(block, last, self._ends)
-
-    def prepend(self, block: Block) -> None:
-        """Used again before all others."""
-        first = self._ends.next
-        assert first is not None
-        self._insert(block, self._ends, first)
-
-    def remove(self, block: Block) -> None:
-        before, after = block.previous, block.next
-        if before is None or after is None:
-            raise ValueError(f"block {block.block_id} is not in the free list")
-        before.next, after.previous = after, before
-        block.previous = block.next = None
-        self._num_blocks -= 1
-
-    def pop_first(self) -> Block:
-        """Raises IndexError if there is none."""
-        block = self._ends.next
-        if block is None or block is self._ends:
-            raise IndexError("no free block")
-        self.remove(block)
-        return block
-
-    def _insert(self, block: Block, before: Block, after: Block) -> None:
-        if block.next is not None:
-            raise ValueError(f"block {block.block_id} is in the free list already")
-        block.previous, block.next = before, after
-        before.next = after.previous = block
-        self._num_blocks += 1
+from engine.block import NULL_BLOCK, Block
+from engine.eviction_order import EvictionOrder, HasChildren
+from engine.tenant_shares import TenantShares
 
 
 class BlockPool:
@@ -82,17 +12,24 @@ class BlockPool:
 
     A block is *referenced* (ref_count > 0) or *free*; a free one may still be *cached*, that is findable by its hash
     until it is used again. Free blocks are used again in this order: never published ones first, then by the time of
-    their last release, and of blocks released together the tail of a sequence before its head.
+    their last release, and of blocks released together the tail of a sequence before its head; `EvictionOrder` says
+    what tenants' shares change in that.
+
+    A block belongs to the tenant for which it was allocated, or to nobody, as long as it is referenced or cached.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(
+        self, num_blocks: int, shares: TenantShares | None = None, has_children: HasChildren = lambda block: False
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least 1 block, got {num_blocks}")
         self.num_blocks = num_blocks
         self.blocks = [Block(block_id) for block_id in range(num_blocks + 1)]
-        self.free_list = FreeList()
-        for block in self.blocks[1:]:
-            self.free_list.append(block)
+        self.num_owned: dict[str, int] = {}
+        """By tenant; none is 0. To be changed by the pool alone."""
+        self.free_list = EvictionOrder(shares or TenantShares(), self.num_owned, has_children)
+        for block in reversed(self.blocks[1:]):
+            self.free_list.add(block)
 
     @property
     def num_free(self) -> int:
@@ -103,18 +40,31 @@ class BlockPool:
     def num_referenced(self) -> int:
         return self.num_blocks - len(self.free_list)
 
-    def try_allocate(self, num_blocks: int) -> list[Block] | None:
+    def num_free_of(self, owner: str) -> int:
+        """Free blocks that are cached for this tenant."""
+        return self.free_list.num_cached_of(owner)
+
+    def try_allocate(
+        self, num_blocks: int, owner: str | None = None, max_owned: int | None = None
+    ) -> list[Block] | None:
         """Takes the first free blocks, each with one reference; None, and nothing taken, if there are too few.
 
-        A block that comes with `is_cached` still has its old entry: the caller must evict it before it is written.
+        An owner that has `max_owned` blocks already gets its own free ones, as far as there are any. A block that comes
+        with `is_cached` still has its old entry: the caller must evict it before it is written.
         """
         if num_blocks > len(self.free_list):
             return None
         taken = []
         for _ in range(num_blocks):
-            block = self.free_list.pop_first()
+            if max_owned is not None and owner is not None and self._has_to_give(owner, max_owned):
+                block = self.free_list.pop_first_of(owner)
+            else:
+                block = self.free_list.pop_first()
             assert block.ref_count == 0, f"free {block}"
             block.ref_count = 1
+            if block.owner != owner:
+                self.disown(block)
+                self._own(block, owner)
             taken.append(block)
         return taken
 
@@ -124,11 +74,12 @@ class BlockPool:
             raise ValueError("the null block cannot be referenced")
         self.add_references((block,))
 
-    def add_references(self, blocks: Iterable[Block]) -> None:
-        """As many in one call: a fork takes hundreds. None of them may be the null block."""
+    def add_references(self, blocks: Sequence[Block]) -> None:
+        """As many in one call: a fork takes hundreds. None of them may be the null block, or be there twice."""
+        free = [block for block in blocks if block.ref_count == 0]
+        if free:
+            self.free_list.remove_all(free)
         for block in blocks:
-            if block.ref_count == 0:
-                self.free_list.remove(block)
             block.ref_count += 1
 
     def release(self, blocks_tail_first: Iterable[Block]) -> None:
@@ -141,24 +92,49 @@ class BlockPool:
                 raise ValueError(f"block {block.block_id} is released, but it is free already")
             block.ref_count -= 1
             if block.ref_count == 0:
-                if block.is_cached:
-                    self.free_list.append(block)
-                else:
-                    self.free_list.prepend(block)
+                if not block.is_cached:
+                    self.disown(block)
+                self.free_list.add(block)
 
     def reuse_first(self, block: Block) -> None:
         """A free block whose content is of no more use goes to the front."""
         self.free_list.remove(block)
-        self.free_list.prepend(block)
+        self.disown(block)
+        self.free_list.put_first(block)
+
+    def disown(self, block: Block) -> None:
+        """It counts for no tenant's share any more."""
+        owner = block.owner
+        if owner is not None:
+            block.owner = None
+            self.num_owned[owner] -= 1
+            if self.num_owned[owner] == 0:
+                del self.num_owned[owner]
+
+    def _own(self, block: Block, owner: str | None) -> None:
+        block.owner = owner
+        if owner is not None:
+            self.num_owned[owner] = self.num_owned.get(owner, 0) + 1
+
+    def _has_to_give(self, owner: str, max_owned: int) -> bool:
+        return self.num_owned.get(owner, 0) >= max_owned and self.free_list.num_cached_of(owner) > 0
 
     def check_integrity(self) -> None:
-        """Raises AssertionError, with data, unless exactly the blocks without references are in the free list."""
+        """Raises AssertionError, with data, unless exactly the blocks without references are in the free list, and
+        exactly those that are held or cached have an owner who counts them.
+        """
         listed = [block.block_id for block in self.free_list]
         expected = {block.block_id for block in self.blocks[1:] if block.ref_count == 0}
         assert len(listed) == len(set(listed)) == len(self.free_list), f"free list {listed}, length {self.num_free}"
         assert set(listed) == expected, f"in the free list {sorted(listed)}, without references {sorted(expected)}"
         assert all(block.ref_count >= 0 for block in self.blocks), [b for b in self.blocks if b.ref_count < 0]
+        counted: dict[str, int] = {}
+        for block in self.blocks:
+            if block.owner is not None:
+                assert block.ref_count or block.is_cached, f"{block} is neither held nor cached, but has an owner"
+                counted[block.owner] = counted.get(block.owner, 0) + 1
+        assert counted == self.num_owned, f"blocks by owner {counted}, counted {self.num_owned}"
         null = self.blocks[NULL_BLOCK]
-        assert (null.ref_count, null.is_cached, null.next, null.previous) == (0, False, None, None), (
+        assert (null.ref_count, null.is_cached, null.free_list, null.owner) == (0, False, None, None), (
             f"null block {null}"
         )

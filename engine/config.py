@@ -64,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     pin_budget: float = 0.2
     """Share of the blocks that pinned trunks may keep."""
+    host_cache_bytes: int = 0
+    """Host memory for blocks that are evicted; 0: they are forgotten."""
     check_kv: bool = False
     lease_s: float = 10.0
 

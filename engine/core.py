@@ -2,13 +2,15 @@
 
 import logging
 import secrets
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from engine.block_hash import root_hash
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
 from engine.kv_cache_manager import KVCacheManager
+from engine.prefill_rate import PrefillRate
 from engine.protocol import (
     END,
     AddRequest,
@@ -25,13 +27,16 @@ from engine.protocol import (
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import ScheduledBatch, StepResult
 from engine.scheduler import Scheduler
-from engine.sequence import Sequence
+from engine.sequence import Sequence, find_trunk_end
 from engine.shadow_kv import ShadowKV
+from engine.slot_use import count_slots
+from engine.swap_cost import SwapCost, SwapTime
 from engine.tenant_shares import TenantShares
 from engine.trunks import Trunks
 
 log = logging.getLogger(__name__)
 
+NO_TIME = SwapTime()
 NO_TOKEN = SamplingParams()
 """Of a trunk, which draws none."""
 
@@ -40,7 +45,7 @@ class Runner(Protocol):
     """Has the model and the KV tensors. `engine.model_runner.ModelRunner`, or something tiny in a test."""
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Copies blocks, computes the batch's new tokens, draws the next ones.
+        """Moves blocks, computes the batch's new tokens, draws the next ones.
 
         Raises EngineDeadError if no further step can work; any other exception fails this batch only.
         """
@@ -48,23 +53,52 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """Synchronous, for one thread. `identity`: what KV depends on beside the model's fingerprint (see ModelRunner)."""
+    """Synchronous, for one thread.
 
-    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner, identity: Iterable[str] = ()) -> None:
+    `identity`: what KV depends on beside the model's fingerprint, `swap_time`: what the host tier costs (see
+    ModelRunner). `clock` counts seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        runner: Runner,
+        identity: Iterable[str] = (),
+        swap_time: SwapTime = NO_TIME,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.info = info
         self._runner = runner
+        self._clock = clock
         root = root_hash(info.fingerprint, *identity)
         if not 0 <= config.pin_budget <= 1:
             raise EngineError(f"pin_budget must be a share from 0 to 1, got {config.pin_budget}")
         pin_budget_blocks = int(config.pin_budget * info.num_blocks) if config.enable_prefix_caching else 0
         self._shares = TenantShares()
-        kv = KVCacheManager(info.num_blocks, info.block_size, root, config.enable_prefix_caching, pin_budget_blocks)
+        self._prefill_rate = PrefillRate()
+        kv = KVCacheManager(
+            info.num_blocks,
+            info.block_size,
+            root,
+            config.enable_prefix_caching,
+            pin_budget_blocks,
+            num_host_blocks=info.num_host_blocks,
+            swap_cost=SwapCost(swap_time, self._prefill_rate, info.block_size),
+            shares=self._shares,
+        )
         self.scheduler = Scheduler(
             kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
         )
         self.trunks = Trunks(self.scheduler, self._make_trunk_sequence)
         self._max_waiting = config.max_waiting
-        self._shadow = ShadowKV(info.num_blocks, info.block_size) if config.check_kv else None
+        self._limits = {
+            "this model's context": info.max_model_len,
+            "the KV cache of this engine": info.max_tokens_in_pool,
+        }
+        self._shadow: ShadowKV | None = None
+        if config.check_kv:
+            self._shadow = ShadowKV(info.num_blocks, info.block_size, info.num_host_blocks)
         self._num_arrivals = 0
 
     @property
@@ -117,6 +151,7 @@ class EngineCore:
         batch = self.scheduler.schedule()
         if self._shadow is not None:
             self._shadow.execute(batch)
+        start = self._clock()
         try:
             result = self._runner.execute(batch)
         except EngineDeadError:
@@ -126,6 +161,7 @@ class EngineCore:
             raise
         except Exception as error:  # noqa: BLE001 whatever it was, the requests of other steps can go on
             return self.fail_batch(batch, error)
+        self._prefill_rate.add(batch, self._clock() - start)
         return self.scheduler.update(batch, result)
 
     def fail_batch(self, batch: ScheduledBatch, error: BaseException) -> list[RequestOutput]:
@@ -136,10 +172,12 @@ class EngineCore:
         return self.scheduler.fail(batch, ErrorInfo("the engine failed while it computed this request", "engine_error"))
 
     def stats(self) -> EngineStats:
-        counters = self.scheduler.counters
+        """Between two steps."""
+        counters, kv, running = self.scheduler.counters, self.scheduler.kv, self.scheduler.running
+        slots = count_slots(kv, running, self.trunks.count_unused_pinned_slots())
         return EngineStats(
-            blocks=self.scheduler.kv.stats(),
-            running=len(self.scheduler.running),
+            blocks=kv.stats(),
+            running=len(running),
             waiting=self.scheduler.num_waiting,
             query_tokens=counters.query_tokens,
             hit_tokens=counters.hit_tokens,
@@ -147,6 +185,12 @@ class EngineCore:
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
             steps=counters.steps,
+            prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
+            slots_allocated=slots.allocated,
+            slots_used=slots.used,
+            not_duplicated_blocks=slots.not_duplicated_blocks,
+            host=kv.host.stats(),
+            trunks=self.trunks.stats(),
         )
 
     def check_integrity(self) -> None:
@@ -174,7 +218,9 @@ class EngineCore:
             params=params,
             scopes=tuple(request.scopes),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            max_output_tokens=self._find_max_output_tokens(len(prompt_ids), params.max_tokens),
+            max_output_tokens=self._find_max_output_tokens(
+                len(prompt_ids), params.max_tokens, self._find_limits(request.tenant, request.scopes)
+            ),
             choice=request.choice,
             tenant=request.tenant,
             priority=request.priority,
@@ -184,7 +230,7 @@ class EngineCore:
     def _make_trunk_sequence(self, message: PinTrunk) -> Sequence:
         """Raises RequestError for what no request could begin with."""
         self._check_prompt(message.token_ids, message.scopes)
-        self._find_max_output_tokens(len(message.token_ids), None)
+        self._find_max_output_tokens(len(message.token_ids), None, self._limits)
         self._num_arrivals += 1
         return Sequence(
             request_id=f"\0trunk {message.trunk_id}",
@@ -211,13 +257,21 @@ class EngineCore:
         if not ends or ends != sorted(ends) or ends[-1] != END:
             raise InvalidRequest(f"scopes must ascend to one without an end, got ends {ends}", param="scopes")
 
-    def _find_max_output_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
-        """What context and pool leave for the output, so that a request which runs alone always ends."""
-        info = self.info
-        limit = info.max_sequence_tokens
+    def _find_limits(self, tenant: str, scopes: list[Scope]) -> dict[str, int]:
+        """Tokens that a request may have, by what holds them."""
+        max_blocks, block_size = self._shares.of(tenant).max_blocks, self.info.block_size
+        if max_blocks is None:
+            return self._limits
+        # the blocks of a trunk are not the tenant's own
+        limit = (max_blocks + find_trunk_end(scopes) // block_size) * block_size
+        return {**self._limits, "the tenant's share of the KV cache": limit}
+
+    @staticmethod
+    def _find_max_output_tokens(num_prompt_tokens: int, max_tokens: int | None, limits: dict[str, int]) -> int:
+        """What context, pool and share leave for the output, so that a request which runs alone always ends."""
+        what, limit = min(limits.items(), key=lambda item: item[1])
         if num_prompt_tokens >= limit:
             wanted = "the rest" if max_tokens is None else str(max_tokens)
-            what = "this model's context" if limit == info.max_model_len else "the KV cache of this engine"
             raise RequestTooLarge(
                 f"{what} holds {limit} tokens, of which one at least must be output; this request has "
                 f"{num_prompt_tokens} prompt tokens and asks for {wanted} output tokens: make the prompt shorter",

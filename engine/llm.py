@@ -107,7 +107,9 @@ class LLM:
                 prepared = prepare(str(model), folder, dtype, show)
         self.config = EngineConfig(model_dir=str(prepared.path), **engine)
         self._runner = ModelRunner(prepared, self.config)
-        self._core = EngineCore(self.config, self._runner.info, self._runner, self._runner.identity)
+        self._core = EngineCore(
+            self.config, self._runner.info, self._runner, self._runner.identity, self._runner.swap_time
+        )
         self.tokenizer = Tokenizer.load(prepared)
         source = prepared.chat_template
         self._template = None if source is None else ChatTemplate(source, self.tokenizer)

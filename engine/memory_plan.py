@@ -1,9 +1,9 @@
-"""How much memory goes where: weights, and KV blocks in what is left. No torch."""
+"""How much memory goes where: weights, KV blocks in what is left, and blocks of the host tier. No torch."""
 
 from dataclasses import dataclass
 
 from engine.config import EngineConfig, ModelConfig
-from engine.errors import ModelNotSupported, NotEnoughMemory
+from engine.errors import EngineError, ModelNotSupported, NotEnoughMemory
 
 CPU_KV_SHARE = 0.25
 MAX_CPU_KV_BYTES = 4 * 2**30
@@ -19,20 +19,28 @@ class MemoryPlan:
     """Usable ones; the null block comes on top."""
     block_size: int
     max_model_len: int
+    num_host_blocks: int = 0
 
     @property
     def kv_bytes(self) -> int:
         return (self.num_blocks + 1) * self.bytes_per_block
 
     @property
+    def host_bytes(self) -> int:
+        return self.num_host_blocks * self.bytes_per_block
+
+    @property
     def max_tokens(self) -> int:
         return self.num_blocks * self.block_size
 
     def __str__(self) -> str:
+        host = ""
+        if self.num_host_blocks:
+            host = f", host tier {self.host_bytes / 2**20:,.0f} MiB: {self.num_host_blocks:,} blocks"
         return (
             f"weights {self.weights_bytes / 2**20:,.0f} MiB, KV cache {self.kv_bytes / 2**20:,.0f} MiB: "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens, {self.max_tokens:,} tokens fit, "
-            f"context {self.max_model_len:,}"
+            f"context {self.max_model_len:,}{host}"
         )
 
 
@@ -50,14 +58,16 @@ def plan_memory(
     dtype_bytes: int,
     weights_bytes: int,
     available_bytes: int,
+    available_host_bytes: int,
     on_gpu: bool,
 ) -> MemoryPlan:
-    """`available_bytes`: what the weights leave.
+    """`available_bytes`: what the weights leave; `available_host_bytes`: of the host's own memory, which on a CPU is
+    the same and not counted twice.
 
     A number of blocks that was asked for has to fit; otherwise the pool is 25% of what is available on a CPU, at most
     4 GiB, and 90% on a GPU. The context is the model's own unless a shorter one was asked for, and never longer than
     the pool.
-    Raises NotEnoughMemory, and ModelNotSupported for a context longer than the model's.
+    Raises NotEnoughMemory, ModelNotSupported for a context longer than the model's, and EngineError.
     """
     model_len = config.max_model_len or model.max_position_embeddings
     if model_len > model.max_position_embeddings:
@@ -65,6 +75,9 @@ def plan_memory(
             f"a context of {model_len} tokens was asked for, but the model has {model.max_position_embeddings}"
         )
     bytes_per_block = model.kv_bytes_per_token(dtype_bytes) * config.block_size
+    num_host_blocks = _plan_host_blocks(config.host_cache_bytes, bytes_per_block, available_host_bytes)
+    if not on_gpu:
+        available_bytes -= num_host_blocks * bytes_per_block
     if config.num_blocks is not None:
         num_blocks = config.num_blocks
         needed = (num_blocks + 1) * bytes_per_block
@@ -92,4 +105,19 @@ def plan_memory(
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=min(model_len, num_blocks * config.block_size),
+        num_host_blocks=num_host_blocks,
     )
+
+
+def _plan_host_blocks(host_cache_bytes: int, bytes_per_block: int, available_bytes: int) -> int:
+    if host_cache_bytes < 0:
+        raise EngineError(f"host_cache_bytes must be at least 0, got {host_cache_bytes}")
+    if host_cache_bytes == 0:
+        return 0
+    if host_cache_bytes < bytes_per_block:
+        raise NotEnoughMemory(
+            "a host tier of one block", needed_bytes=bytes_per_block, available_bytes=host_cache_bytes
+        )
+    if host_cache_bytes > available_bytes:
+        raise NotEnoughMemory("the host tier", needed_bytes=host_cache_bytes, available_bytes=available_bytes)
+    return host_cache_bytes // bytes_per_block

@@ -1,13 +1,13 @@
 """The device side of the engine: weights, the KV cache, and one step of the model over a scheduled batch."""
 
-import mmap
-
 import torch
 
 from engine import logprobs
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
 from engine.errors import ModelNotSupported
+from engine.host_cache import HostCache
+from engine.kv_memory import allocate_blocks
 from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
 from engine.models.decoder import Decoder
@@ -16,7 +16,8 @@ from engine.models.weights import Weights
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
 from engine.sampler import Sampler
-from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult
+from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
+from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
 from kernels.interface import select_kernels
 
@@ -48,6 +49,7 @@ class ModelRunner:
             dtype_bytes=dtype.itemsize,
             weights_bytes=weights_bytes,
             available_bytes=available_bytes - weights_bytes,
+            available_host_bytes=available_memory_bytes() if on_gpu else available_bytes - weights_bytes,
             on_gpu=on_gpu,
         )
         with torch.inference_mode():
@@ -55,6 +57,8 @@ class ModelRunner:
             self._decoder = Decoder(shape, weights, kernels, self._device, self.plan.max_model_len)
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
+        self._host = HostCache(self._kv, self.plan.num_host_blocks) if self.plan.num_host_blocks else None
+        self.swap_time = self._host.measure() if self._host is not None else SwapTime()
         self._sampler = Sampler()
         self.identity = (dtype_name, repr(shape.rope))
         """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
@@ -65,13 +69,14 @@ class ModelRunner:
             max_model_len=self.plan.max_model_len,
             block_size=config.block_size,
             num_blocks=self.plan.num_blocks,
+            kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
+            num_host_blocks=self.plan.num_host_blocks,
         )
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
-        """Copies blocks, computes the new tokens of every sequence and draws the next token where one is due."""
-        if batch.transfers.copies:
-            self._copy_blocks(batch.transfers.copies)
+        """Moves blocks, computes the new tokens of every sequence and draws the next token where one is due."""
+        self._move_blocks(batch.transfers)
         if not batch.sequences:
             return StepResult([])
         tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
@@ -94,6 +99,16 @@ class ModelRunner:
     def _forward(self, tensors: BatchTensors) -> torch.Tensor:
         plan = self._decoder.plan(tensors.attention, self._kv_shape)
         return self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, tensors.num_decodes)
+
+    def _move_blocks(self, transfers: Transfers) -> None:
+        if transfers.swap_outs or transfers.swap_ins:
+            assert self._host is not None, f"{transfers} without a host tier"
+            if transfers.swap_outs:
+                self._host.swap_out(transfers.swap_outs)
+            if transfers.swap_ins:
+                self._host.swap_in(transfers.swap_ins)
+        if transfers.copies:
+            self._copy_blocks(transfers.copies)
 
     def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """All pairs and layers in one call; every source is read before a target is written."""
@@ -139,12 +154,4 @@ def _available_bytes(device: torch.device) -> int:
 def _allocate_kv(num_layers: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Zeros, [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]."""
     sizes = (num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    if device.type != "cpu":
-        return torch.zeros(sizes, dtype=dtype, device=device)
-    # pages of an anonymous map are zero and taken only when they are touched, so that a start does not write
-    # gigabytes; huge ones halve the cost of gathering blocks
-    count = torch.Size(sizes).numel()
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(sizes)
+    return allocate_blocks(sizes, dtype, device)

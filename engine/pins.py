@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 
-from engine.block_pool import Block, BlockPool
+from engine.block import Block
+from engine.block_pool import BlockPool
 
 
 class Pins:
-    """Blocks by the id of their trunk. A pin is one reference to each; several trunks may pin the same block."""
+    """Blocks by the id of their trunk. A pin is one reference to each; several trunks may pin the same block. What is
+    pinned is nobody's own."""
 
     def __init__(self, pool: BlockPool, budget_blocks: int) -> None:
         self.budget_blocks = budget_blocks
@@ -35,6 +37,7 @@ class Pins:
             return False
         for block in blocks:
             self._pool.add_reference(block)
+            self._pool.disown(block)
             self._num_blocks += block.num_pins == 0
             block.num_pins += 1
         self._blocks[trunk_id] = tuple(blocks)
@@ -55,6 +58,15 @@ class Pins:
         self.unpin(next(reversed(self._blocks)))
         self.num_dropped += 1
         return True
+
+    def find_blocks(self, trunk_id: str) -> tuple[Block, ...]:
+        """Of a trunk, none if it is not pinned."""
+        return self._blocks.get(trunk_id, ())
+
+    def count_unread(self) -> int:
+        """Blocks that nothing but pins holds."""
+        pinned = {block for blocks in self._blocks.values() for block in blocks}
+        return sum(block.ref_count == block.num_pins for block in pinned)
 
     def holders(self) -> Iterable[tuple[str, tuple[Block, ...]]]:
         return self._blocks.items()

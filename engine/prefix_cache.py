@@ -1,15 +1,18 @@
 """Which blocks can be found again, and by what. Holds no references: the block pool does."""
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.block_pool import Block
+from engine.block import Block
 
 MAX_TAILS = 20
 """Tails kept under one parent for one scope; then the one that was used longest ago makes room. So a lookup stays
 short however many chats go on from the same block. Twice as many as the widest beam search has beams: it finds the ends
 of them all, also while those of the next step are published beside them."""
+MAX_CHAINS = 64
+"""Chains of blocks that are kept ready, the last used ones."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -44,14 +47,25 @@ class Prefix:
     """The longest known beginning of some tokens."""
 
     blocks: tuple[Block, ...] = ()
+    block_ids: tuple[int, ...] = ()
+    """Of `blocks`."""
     num_tokens: int = 0
-    """KV there is: `blocks`, in this order, hold tokens `[0, num_tokens)`."""
+    """KV there is: `blocks`, in this order, and what comes from the host behind them hold tokens `[0, num_tokens)`."""
     tail: Entry | Tail | None = None
     """What vouches for the last of the blocks if it is to be copied, as not all of its slots are meant."""
+    host_hashes: tuple[bytes, ...] = ()
+    """The full blocks behind `blocks` that are to come from the host tier; then there is no tail."""
+
+    def with_tail(self, tail: Entry | Tail, num_tokens: int) -> "Prefix":
+        """Longer by `num_tokens` in the tail's block."""
+        block = tail.block
+        return Prefix((*self.blocks, block), (*self.block_ids, block.block_id), self.num_tokens + num_tokens, tail)
 
     def without_tail(self, block_size: int) -> "Prefix":
-        """Only what can be used by reference."""
-        return Prefix(self.blocks[:-1], (len(self.blocks) - 1) * block_size) if self.tail is not None else self
+        """Only what can be used without copying."""
+        if self.tail is None:
+            return self
+        return Prefix(self.blocks[:-1], self.block_ids[:-1], (len(self.blocks) - 1) * block_size)
 
 
 class PrefixCache:
@@ -67,6 +81,9 @@ class PrefixCache:
         self._children: dict[bytes, dict[bytes, Entry]] = {}
         self._tails: dict[bytes, dict[bytes, dict[tuple[int, ...], Tail]]] = {}
         """By parent, scope and tokens; in the order of their last use."""
+        self._chains: OrderedDict[bytes, Prefix] = OrderedDict()
+        """By the hash of the last block. As no entry outlives its parent, and a hash has one block, a chain stays as it
+        is while its last entry lives: a fork of hundreds of blocks need not look each of them up."""
 
     def __len__(self) -> int:
         """Blocks that can be found."""
@@ -76,7 +93,7 @@ class PrefixCache:
         return block_hash in self._entries
 
     def find_full_blocks(self, block_hashes: Sequence[bytes]) -> Prefix:
-        """The known beginning of a chain of full blocks, given by their hashes from the first on. Changes nothing.
+        """The known beginning of a chain of full blocks, given by their hashes from the first on. Changes no entry.
 
         No entry outlives its parent, so the known ones of a chain are its first ones and their number can be bisected.
         """
@@ -84,11 +101,32 @@ class PrefixCache:
         num_known = bisect_left(block_hashes, True, key=lambda block_hash: block_hash not in entries)
         if num_known == 0:
             return Prefix()
+        last = block_hashes[num_known - 1]
+        chain = self._chains.get(last)
+        if chain is not None:
+            self._chains.move_to_end(last)
+            return chain
         blocks = tuple([entries[block_hash].block for block_hash in block_hashes[:num_known]])
-        return Prefix(blocks, num_known * entries[block_hashes[0]].num_tokens)
+        block_ids = tuple([block.block_id for block in blocks])
+        chain = self._chains[last] = Prefix(blocks, block_ids, num_known * entries[last].num_tokens)
+        if len(self._chains) > MAX_CHAINS:
+            self._chains.popitem(last=False)
+        return chain
 
     def find_entry(self, block_hash: bytes) -> Entry | None:
         return self._entries.get(block_hash)
+
+    def entry_of(self, block: Block) -> Entry | None:
+        """By which the block is found as a full one."""
+        for entry in self._of_block.get(block.block_id, ()):
+            if isinstance(entry, Entry):
+                return entry
+        return None
+
+    def has_children(self, block: Block) -> bool:
+        """Something is found only behind the block."""
+        entry = self.entry_of(block)
+        return entry is not None and (entry.hash in self._children or entry.hash in self._tails)
 
     def find_tail(
         self, parent: bytes, scope: bytes, token_ids: Sequence[int], min_tokens: int, max_tokens: int
@@ -159,6 +197,7 @@ class PrefixCache:
     def _remove(self, entry: Entry) -> bool:
         """True if nothing finds its block any more."""
         del self._entries[entry.hash]
+        self._chains.pop(entry.hash, None)
         siblings = self._children[entry.parent]
         del siblings[entry.hash]
         if not siblings:
@@ -211,3 +250,9 @@ class PrefixCache:
         for of_block in self._of_block.values():
             assert of_block[0].block.is_cached, f"{of_block[0]} has a block that does not know it"
             assert len({entry.parent for entry in of_block}) == 1, f"one block under two parents: {of_block}"
+        for block_hash, chain in self._chains.items():
+            for block in reversed(chain.blocks):
+                entry = self._entries[block_hash]
+                assert entry.block is block, f"{entry} has another block in a chain: {block}"
+                block_hash = entry.parent
+            assert block_hash == root, f"a chain of {len(chain.blocks)} blocks does not reach the root"

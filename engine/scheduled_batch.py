@@ -26,9 +26,28 @@ class BlockCopy(NamedTuple):
     target: int
 
 
-class Transfers(NamedTuple):
-    """What is moved before anything of the step is written."""
+class SwapOut(NamedTuple):
+    """All layers' K and V of block `source` go to slot `target` of the host tier."""
 
+    source: int
+    target: int
+
+
+class SwapIn(NamedTuple):
+    """All layers' K and V in slot `source` of the host tier go to block `target`."""
+
+    source: int
+    target: int
+
+
+class Transfers(NamedTuple):
+    """What is moved before anything of the step is written: swapped out, then swapped in, then copied.
+
+    No block or slot is the target of two of them, no slot is read and written; what is swapped out may be written then.
+    """
+
+    swap_outs: tuple[SwapOut, ...] = ()
+    swap_ins: tuple[SwapIn, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
 
 

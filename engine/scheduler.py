@@ -123,8 +123,8 @@ class Scheduler:
         while self.kv.try_allocate_slots(sequence, sequence.num_tokens) is None:
             if len(self.running) == 1 and self.kv.pins.try_drop_newest():
                 continue
-            victim = self._find_victim()
             assert len(self.running) > 1, f"{sequence.request_id!r} does not fit though it runs alone"
+            victim = self._find_victim(sequence.tenant if self.kv.is_over_share(sequence) else None)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -138,11 +138,14 @@ class Scheduler:
                 return True
         return self.kv.pins.try_drop_newest()
 
-    def _find_victim(self) -> Sequence:
-        """The newest request names the tenant; of that tenant's the least urgent goes, and of those the newest."""
-        newest = max(self.running, key=lambda sequence: sequence.arrival)
+    def _find_victim(self, tenant: str | None) -> Sequence:
+        """The newest request names the tenant, if none is given; of that tenant's the least urgent goes, and of those
+        the newest.
+        """
+        if tenant is None:
+            tenant = max(self.running, key=lambda sequence: sequence.arrival).tenant
         return max(
-            (sequence for sequence in self.running if sequence.tenant == newest.tenant),
+            (sequence for sequence in self.running if sequence.tenant == tenant),
             key=lambda sequence: (sequence.priority, sequence.arrival),
         )
 
@@ -165,7 +168,11 @@ class Scheduler:
             return  # before the queue is looked at, which costs as much as there are tenants
         done: list[Sequence] = []  # no longer in the queue, which cannot change while it is walked
         misfits: list[Sequence] = []
+        at_limit: set[str] = set()
+        """Tenants that wait for their own sequences to give blocks back: the others need not."""
         for sequence in self.waiting:
+            if sequence.tenant in at_limit:
+                continue
             if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
                 break
             if len(misfits) == MAX_MISFITS or any(misfit.num_bypasses >= MAX_BYPASSES for misfit in misfits):
@@ -177,7 +184,10 @@ class Scheduler:
                 done.append(sequence)
                 continue
             if not self.kv.try_start(sequence, prefix):
-                misfits.append(sequence)
+                if self.kv.is_over_share(sequence, prefix):
+                    at_limit.add(sequence.tenant)
+                else:
+                    misfits.append(sequence)
                 continue
             for misfit in misfits:
                 misfit.num_bypasses += 1
@@ -193,10 +203,11 @@ class Scheduler:
 
     def _find_what_to_wait_for(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
         """The last block, or tail, behind the known prefix that a running sequence is computing; None if it is none."""
+        # what the host has is missing too: somebody may be swapping it in
         num_full = prefix.num_tokens // self.kv.block_size
-        missing = self.kv.shareable_hashes(sequence)[num_full:]
+        missing = self.kv.shareable_hashes(sequence)[num_full - len(prefix.host_hashes) :]
         num_claimed = self.followers.count_claimed(missing)
-        index = num_full + num_claimed
+        index = max(num_full, num_full - len(prefix.host_hashes) + num_claimed)
         num_known = max(prefix.num_tokens, index * self.kv.block_size)
         for end, tail_hash in self.kv.shareable_tails(sequence, index):
             if min(end, sequence.num_tokens - 1) > num_known and self.followers.is_claimed(tail_hash):
@@ -219,7 +230,7 @@ class Scheduler:
         """Takes in what the step computed: publishes blocks that are full now, appends tokens, ends sequences."""
         num_samples = batch.num_decodes + sum(scheduled.samples for scheduled in batch.extends)
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
-        self.kv.settle_transfers()
+        self.kv.settle_transfers(has_succeeded=True)
         counters, block_size, running = self.counters, self.kv.block_size, SequenceStatus.RUNNING
         counters.steps += 1
         outputs: list[RequestOutput] = []
@@ -271,6 +282,7 @@ class Scheduler:
         if num_output_tokens == 1:
             output.num_cached_tokens = sequence.num_cached_tokens
             output.num_cached_trunk_tokens = sequence.num_cached_trunk_tokens
+            output.num_cached_host_tokens = sequence.num_cached_host_tokens
             if sequence.params.prompt_logprobs is not None:
                 output.prompt_logprobs = [None, *sequence.prompt_logprobs]
                 sequence.prompt_logprobs = []
@@ -286,7 +298,7 @@ class Scheduler:
 
     def fail(self, batch: ScheduledBatch, error: ErrorInfo) -> list[RequestOutput]:
         """The step failed: its sequences end with `error`, and nothing that it may have written is published."""
-        self.kv.settle_transfers()
+        self.kv.settle_transfers(has_succeeded=False)
         outputs = []
         for sequence, _, _ in batch.sequences:
             if sequence.status is SequenceStatus.RUNNING:

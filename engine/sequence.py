@@ -1,9 +1,10 @@
 """The engine's token state of one request. No torch."""
 
 import enum
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 
-from engine.protocol import FinishReason, Scope, TokenLogprobs
+from engine.protocol import END, FinishReason, Scope, TokenLogprobs
 from engine.sampling_params import SamplingParams
 
 
@@ -11,6 +12,11 @@ class SequenceStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+def find_trunk_end(scopes: Sequences[Scope]) -> int:
+    """End of the first scope, if another follows: up to there a prompt is shared with other readers."""
+    return scopes[0].end_token if scopes[0].key != scopes[-1].key else 0
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -58,6 +64,9 @@ class Sequence:
     """While it runs: ends in mid-block up to which the prefix cache is going to know its tokens, ascending, each with
     the hash of that part of its block."""
 
+    num_cached_host_tokens: int = field(default=0, init=False)
+    """Of those that came from the prefix cache when it was first admitted: what came back from the host tier."""
+
     # set by the scheduler
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens that came from the prefix cache when it was first admitted; None before."""
@@ -82,12 +91,14 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_trunk_tokens(self) -> int:
+        """Up to where its blocks are nobody's own. A trunk has nothing of its own."""
+        return END if self.is_trunk else find_trunk_end(self.scopes)
+
+    @property
     def num_cached_trunk_tokens(self) -> int | None:
-        """Of `num_cached_tokens` those in the first scope, if another follows: what is shared with other readers."""
-        if self.num_cached_tokens is None:
-            return None
-        first = self.scopes[0]
-        return min(self.num_cached_tokens, first.end_token) if first.key != self.scopes[-1].key else 0
+        """Of `num_cached_tokens` those that are shared with other readers."""
+        return min(self.num_cached_tokens, self.num_trunk_tokens) if self.num_cached_tokens is not None else None
 
     @property
     def wants_prompt_logprobs(self) -> bool:

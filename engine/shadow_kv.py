@@ -24,21 +24,29 @@ Digests = npt.NDArray[np.uint64]
 
 
 class ShadowKV:
-    """Digests of `num_blocks` blocks (and the null block) of `block_size` slots."""
+    """Digests of `num_blocks` blocks (and the null block) of `block_size` slots, and of those that the host holds."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int = 0) -> None:
         self._block_size = block_size
         self._slots: Digests = np.full((num_blocks + 1, block_size), UNKNOWN, dtype=np.uint64)
         self._scopes: Digests = np.full((num_blocks + 1, block_size), UNKNOWN, dtype=np.uint64)
         """Of the keys of the scopes in which the slots' tokens lie for their writers."""
+        self._host_slots: Digests = np.full((num_host_blocks, block_size), UNKNOWN, dtype=np.uint64)
+        self._host_scopes: Digests = np.full((num_host_blocks, block_size), UNKNOWN, dtype=np.uint64)
         self._expected: WeakKeyDictionary[Sequence, bytearray] = WeakKeyDictionary()
         """For each sequence the digests of its tokens, as far as they have been needed."""
 
     def execute(self, batch: ScheduledBatch) -> None:
-        """Does to the digests what the runner is about to do to KV: copies, writes, then the reads of attention.
+        """Does to the digests what the runner is about to do to KV: swaps, copies, writes, then the reads of attention.
 
         Raises AssertionError, naming request, token, block and offset, at the first slot that holds something else.
         """
+        for block_id, host_slot in batch.transfers.swap_outs:
+            self._host_slots[host_slot] = self._slots[block_id]
+            self._host_scopes[host_slot] = self._scopes[block_id]
+        for host_slot, block_id in batch.transfers.swap_ins:
+            self._slots[block_id] = self._host_slots[host_slot]
+            self._scopes[block_id] = self._host_scopes[host_slot]
         for source, target in batch.transfers.copies:
             self._slots[target] = self._slots[source]
             self._scopes[target] = self._scopes[source]
@@ -49,9 +57,13 @@ class ShadowKV:
 
     def forget(self, batch: ScheduledBatch) -> None:
         """The step failed: what it wrote may be anything."""
-        for _, target in batch.transfers.copies:
+        for _, host_slot in batch.transfers.swap_outs:
+            self._host_slots[host_slot] = UNKNOWN
+        for _, target in (*batch.transfers.swap_ins, *batch.transfers.copies):
             self._slots[target] = UNKNOWN
         for scheduled in batch.sequences:
+            if not scheduled.sequence.block_table:
+                continue  # it has ended meanwhile, and published nothing of it
             blocks, offsets = self._new_slots(scheduled)
             self._slots[blocks, offsets] = UNKNOWN
 

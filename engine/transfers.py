@@ -2,35 +2,49 @@
 
 from collections.abc import Iterable
 
-from engine.block_pool import Block, BlockPool
-from engine.scheduled_batch import NO_TRANSFERS, BlockCopy, Transfers
+from engine.block import Block
+from engine.block_pool import BlockPool
+from engine.scheduled_batch import NO_TRANSFERS, BlockCopy, SwapIn, SwapOut, Transfers
 
 
 class PendingTransfers:
-    """The blocks of a copy stay referenced until the step is over.
+    """The blocks of a copy, and those that are swapped in, stay referenced until the step is over.
 
     So no write of the same step can overtake the reading of a source; and a target whose sequence has gone meanwhile
-    is given to nobody else while something is still to be written into it.
+    is given to nobody else while something is still to be written into it. What is swapped out is read first of all,
+    so that its block can be given away at once.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+        self._swap_outs: list[SwapOut] = []
+        self._swap_ins: list[SwapIn] = []
         self._copies: list[BlockCopy] = []
         self._held: list[Block] = []
         self._targets: set[int] = set()
 
+    def swap_out(self, source: Block, slot: int) -> None:
+        """What the block holds before the step goes to a slot of the host tier."""
+        self._swap_outs.append(SwapOut(source.block_id, slot))
+
+    def swap_in(self, slot: int, target: Block) -> None:
+        """Adds a reference to the target."""
+        self._swap_ins.append(SwapIn(slot, target.block_id))
+        self._hold_target(target)
+
     def copy(self, source: Block, target: Block) -> None:
         """Takes over one reference to the source, and adds one to the target."""
         self._copies.append(BlockCopy(source.block_id, target.block_id))
-        self._pool.add_reference(target)
-        self._held += (source, target)
-        self._targets.add(target.block_id)
+        self._held.append(source)
+        self._hold_target(target)
 
     def take(self) -> Transfers:
         """All that was collected since the last call."""
-        if not self._copies:
+        if not (self._copies or self._swap_outs or self._swap_ins):
             return NO_TRANSFERS
-        transfers = Transfers(copies=tuple(self._copies))
+        transfers = Transfers(tuple(self._swap_outs), tuple(self._swap_ins), tuple(self._copies))
+        self._swap_outs.clear()
+        self._swap_ins.clear()
         self._copies.clear()
         return transfers
 
@@ -48,3 +62,8 @@ class PendingTransfers:
     def holders(self) -> Iterable[Block]:
         """One for each reference."""
         return self._held
+
+    def _hold_target(self, target: Block) -> None:
+        self._pool.add_reference(target)
+        self._held.append(target)
+        self._targets.add(target.block_id)

@@ -3,11 +3,12 @@
 PinTrunk → loading → pinned, or over_budget (served like any prompt that was seen), or failed (and forgotten)
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.errors import RequestError
-from engine.protocol import FinishReason, PinTrunk, TrunkPin, TrunkState
+from engine.protocol import FinishReason, PinTrunk, TrunkPin, TrunkState, TrunkStats
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 
@@ -22,6 +23,8 @@ class Trunk:
     """While it is prefilled."""
     state: TrunkState | None = None
     """None before the first prefill has ended."""
+    first_hash: bytes | None = None
+    """Of its first block, once it was prefilled; None if it has no full one."""
 
 
 class Trunks:
@@ -83,6 +86,35 @@ class Trunks:
         news, self._news = self._news, []
         return news
 
+    def stats(self) -> list[TrunkStats]:
+        """Counts readers, between two steps."""
+        readers = Counter(sequence.block_table[0] for sequence in self._scheduler.running if sequence.block_table)
+        stats = []
+        for trunk_id, trunk in self._trunks.items():
+            state, num_tokens = trunk.state, len(trunk.message.token_ids)
+            entry = self._kv.cache.find_entry(trunk.first_hash) if trunk.first_hash is not None else None
+            stats.append(
+                TrunkStats(
+                    trunk_id=trunk_id,
+                    state=state.state if state is not None else None,
+                    num_tokens=num_tokens,
+                    num_blocks=state.num_blocks if state is not None else -(-num_tokens // self._kv.block_size),
+                    readers=readers[entry.block.block_id] if entry is not None else 0,
+                )
+            )
+        return stats
+
+    def count_unused_pinned_slots(self) -> int:
+        """Of the blocks in which pinned trunks end; one in which several do counts by the longest."""
+        unused: dict[int, int] = {}
+        for trunk_id, trunk in self._trunks.items():
+            blocks = self._kv.pins.find_blocks(trunk_id)
+            if blocks:
+                last = blocks[-1].block_id
+                num_unused = len(blocks) * self._kv.block_size - len(trunk.message.token_ids)
+                unused[last] = min(unused.get(last, num_unused), num_unused)
+        return sum(unused.values())
+
     def _load(self, trunk: Trunk) -> None:
         trunk.sequence = self._make_sequence(trunk.message)
         self._scheduler.add(trunk.sequence)
@@ -108,6 +140,7 @@ class Trunks:
             del self._trunks[trunk_id]
             self._news.append(_failed(trunk_id))
         else:
+            trunk.first_hash = next(iter(sequence.block_hashes), None)
             is_pinned = self._kv.pins.try_pin(trunk_id, blocks)
             self._report(trunk, TrunkPin.PINNED if is_pinned else TrunkPin.OVER_BUDGET, len(blocks))
 

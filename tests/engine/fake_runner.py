@@ -5,6 +5,8 @@ than `continuation` gives, which reads no blocks at all.
 """
 
 import struct
+import time
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from zlib import crc32
 
@@ -23,7 +25,9 @@ from engine.protocol import (
 )
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
+from engine.swap_cost import SwapTime
 
+FREE = SwapTime()
 VOCAB_SIZE = 1000
 EMPTY = -1
 
@@ -46,13 +50,19 @@ class FakeRunner:
     def __init__(self, info: EngineInfo) -> None:
         self._block_size = info.block_size
         self.slots = [EMPTY] * ((info.num_blocks + 1) * info.block_size)
+        self.host_slots = [EMPTY] * (info.num_host_blocks * info.block_size)
         self.batches: list[ScheduledBatch] = []
         self.failure: Exception | None = None
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.batches.append(batch)
         size = self._block_size
-        for source, target in batch.transfers.copies:
+        swap_outs, swap_ins, copies = batch.transfers
+        for source, target in swap_outs:
+            self.host_slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
+        for source, target in swap_ins:
+            self.slots[target * size : (target + 1) * size] = self.host_slots[source * size : (source + 1) * size]
+        for source, target in copies:
             self.slots[target * size : (target + 1) * size] = self.slots[source * size : (source + 1) * size]
         for index, (sequence, num_new_tokens, _) in enumerate(batch.sequences):
             start = sequence.num_computed_tokens
@@ -95,6 +105,9 @@ class Bench:
         max_waiting: int = 100,
         enable_prefix_caching: bool = True,
         pin_budget: float = 0.2,
+        num_host_blocks: int = 0,
+        swap_time: SwapTime = FREE,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.info = EngineInfo(
             model_name="fake",
@@ -103,6 +116,7 @@ class Bench:
             max_model_len=max_model_len,
             block_size=block_size,
             num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
         )
         config = EngineConfig(
             model_dir="",
@@ -116,7 +130,7 @@ class Bench:
             check_kv=True,
         )
         self.runner = FakeRunner(self.info)
-        self.core = EngineCore(config, self.info, self.runner)
+        self.core = EngineCore(config, self.info, self.runner, (), swap_time, clock)
         self.trunk_news: list[TrunkState] = []
         self.outputs: dict[str, RequestOutput] = {}
         """All that came for each request, merged."""

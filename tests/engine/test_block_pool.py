@@ -2,7 +2,10 @@
 
 import pytest
 
-from engine.block_pool import Block, BlockPool, FreeList
+from engine.block import Block
+from engine.block_pool import BlockPool
+from engine.protocol import TenantShare
+from engine.tenant_shares import TenantShares
 
 
 def allocate(pool: BlockPool, num_blocks: int, *, cached: bool = False) -> list[Block]:
@@ -103,18 +106,6 @@ def test_a_pool_has_at_least_one_block():
         BlockPool(0)
 
 
-def test_the_free_list_refuses_what_it_has_and_what_it_has_not():
-    free_list, block = FreeList(), Block(7)
-    with pytest.raises(ValueError, match="block 7 is not in the free list"):
-        free_list.remove(block)
-    free_list.append(block)
-    with pytest.raises(ValueError, match="block 7 is in the free list already"):
-        free_list.prepend(block)
-    assert free_list.pop_first() is block
-    with pytest.raises(IndexError):
-        free_list.pop_first()
-
-
 def test_check_integrity_sees_a_lost_block():
     pool = BlockPool(3)
     [block] = allocate(pool, 1)
@@ -127,4 +118,57 @@ def test_check_integrity_sees_a_free_block_with_a_reference():
     pool = BlockPool(2)
     pool.blocks[2].ref_count = 1
     with pytest.raises(AssertionError, match=r"in the free list \[1, 2\], without references \[1\]"):
+        pool.check_integrity()
+
+
+def test_what_is_held_or_cached_has_an_owner():
+    pool = BlockPool(4)
+    [a1, a2] = pool.try_allocate(2, "a")
+    [b1] = pool.try_allocate(1, "b")
+    [trunk] = pool.try_allocate(1)
+    assert pool.num_owned == {"a": 2, "b": 1}
+    a1.is_cached = b1.is_cached = trunk.is_cached = True
+    pool.release([a1, a2, b1, trunk])  # a2 is found by nobody
+    assert pool.num_owned == {"a": 1, "b": 1}
+    assert (pool.num_free_of("a"), pool.num_free_of("b"), pool.num_free_of("c")) == (1, 1, 0)
+    assert ids(pool.try_allocate(2, "c")) == [2, 1]
+    assert pool.num_owned == {"b": 1, "c": 2}
+    pool.reuse_first(b1)
+    assert pool.num_owned == {"c": 2}
+    pool.check_integrity()
+
+
+def test_who_has_all_that_it_may_gets_its_own_free_ones():
+    pool = BlockPool(6)
+    theirs, mine = pool.try_allocate(2, "them"), pool.try_allocate(3, "me")
+    for block in theirs + mine:
+        block.is_cached = True
+    pool.release(theirs + mine)
+    assert ids(pool.free_list) == [6, 1, 2, 3, 4, 5]
+    assert ids(pool.try_allocate(3, "me", max_owned=4)) == [6, 3, 4]
+    assert pool.num_owned == {"them": 2, "me": 4}
+    pool.check_integrity()
+
+
+def test_a_limit_does_not_keep_blocks_from_an_owner_without_free_ones():
+    pool = BlockPool(3)
+    assert ids(pool.try_allocate(2, "me", max_owned=1)) == [1, 2]
+
+
+def test_a_tenant_over_its_share_gives_first():
+    shares = TenantShares()
+    shares.set([TenantShare(tenant="heavy", weight=2.0)])
+    pool = BlockPool(7, shares)
+    light, heavy = pool.try_allocate(2, "light"), pool.try_allocate(5, "heavy")
+    for block in light + heavy:
+        block.is_cached = True
+    pool.release(light + heavy)
+    # five of seven are more than two thirds; then four of six are not, and the longest free one goes
+    assert ids(pool.try_allocate(2)) == [3, 1]
+
+
+def test_check_integrity_sees_an_owner_of_nothing():
+    pool = BlockPool(2)
+    pool.blocks[1].owner = "a"
+    with pytest.raises(AssertionError, match="neither held nor cached, but has an owner"):
         pool.check_integrity()

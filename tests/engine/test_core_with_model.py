@@ -166,6 +166,59 @@ def test_b09_preempted_requests_answer_as_alone(model, alone, num_blocks):
     assert core.stats().preemptions > 0
 
 
+HOST_BLOCK_BYTES = 8 * 2 * 2 * 2 * 16 * 4
+"""Of the tiny model: tokens, K and V, layers, KV heads, head_dim, bytes of a float32."""
+
+
+@pytest.mark.parametrize("num_blocks", [14, 18, 24])
+@pytest.mark.parametrize("num_host_blocks", [5, 100])
+def test_b09_swapped_requests_answer_as_alone(model, alone, num_blocks, num_host_blocks):
+    host_cache_bytes = num_host_blocks * HOST_BLOCK_BYTES
+    answers, core = ask_all(model, num_blocks=num_blocks, max_num_seqs=6, host_cache_bytes=host_cache_bytes)
+    assert answers == alone
+    stats = core.stats()
+    assert stats.preemptions > 0
+    assert stats.host.total == num_host_blocks
+    assert stats.host.swapped_in > 0
+
+
+def test_prompts_that_were_swapped_out_answer_as_alone(model, alone):
+    engine = Engine(model, {"num_blocks": 14, "host_cache_bytes": 200 * HOST_BLOCK_BYTES})
+    for _ in range(3):
+        for prompt_ids, answer in zip(PROMPTS, alone, strict=True):
+            assert engine.ask(prompt_ids) == answer
+    assert engine.core.stats().host.swapped_in > 30
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("is_step_over", [True, False])
+def test_an_abort_at_any_point_of_a_swap_poisons_nothing(model, alone, num_steps, is_step_over):
+    """A prompt comes back from the host while what was there goes out, in a pool that holds one of both."""
+    settings = {"num_blocks": 14, "max_num_batched_tokens": 16, "max_num_seqs": 4}
+    engine = Engine(model, {**settings, "host_cache_bytes": 30 * HOST_BLOCK_BYTES})
+    assert engine.ask(PROMPTS[17]) == alone[17]
+    filler = [(13 * i + 1) % 380 for i in range(80)]
+    answer = engine.ask(filler)
+    engine.add("cut", PROMPTS[17])
+    for _ in range(num_steps):
+        engine.step()
+    scheduler = engine.core.scheduler
+    if not is_step_over:
+        batch = scheduler.schedule()
+        assert num_steps > 0 or (batch.transfers.swap_ins and batch.transfers.swap_outs)
+        engine.core._shadow.execute(batch)
+        result = engine.runner.execute(batch)
+        engine.core.abort(["cut"])
+        scheduler.check_integrity()
+        scheduler.update(batch, result)
+    engine.core.abort(["cut"])
+    engine.core.check_integrity()
+    for _ in range(2):
+        assert engine.ask(PROMPTS[17]) == alone[17]
+        assert engine.ask(filler) == answer
+    assert engine.core.stats().host.swapped_in > 8
+
+
 def test_b28_a_seed_does_not_depend_on_its_neighbours(model):
     seeded = {"temperature": 1.0, "seed": 7}
     alone = Engine(model, {}).ask(PROMPTS[5], **seeded)

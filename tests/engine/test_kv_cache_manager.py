@@ -204,7 +204,7 @@ def prefill(kv: KVCacheManager, sequence: Sequence, copies: list[BlockCopy] | No
     assert begin(kv, sequence) == (copies or [])
     compute(kv, sequence)
     kv.commit_tails(sequence)
-    kv.settle_transfers()
+    kv.settle_transfers(has_succeeded=True)
     return sequence
 
 
@@ -218,7 +218,7 @@ def test_a_prompt_that_ends_in_mid_block_is_known_to_its_last_token():
     # source and target of the copy stay referenced until the step is over
     assert [kv.pool.blocks[i].ref_count for i in (1, 2, 3)] == [2, 2, 2]
     kv.check_integrity([parent, child])
-    kv.settle_transfers()
+    kv.settle_transfers(has_succeeded=True)
     kv.check_integrity([parent, child])
     kv.free(parent)
     kv.free(child)
@@ -233,7 +233,7 @@ def test_what_is_not_copied_yet_is_not_published_by_an_abort():
     assert begin(kv, child) == [BlockCopy(2, 3)]
     kv.commit_end(child)
     kv.free(child)
-    kv.settle_transfers()
+    kv.settle_transfers(has_succeeded=True)
     assert kv.find_longest_prefix(make_sequence("x", [1, 2, 3, 4, 5, 6, 9])).num_tokens == 4
     assert free_ids(kv)[0] == 3
 
@@ -302,7 +302,7 @@ def test_under_one_parent_the_last_used_tails_stay():
 
     again = make_sequence("again", [1, 2, 3, 4, 10, 0])
     assert [copy.source for copy in begin(kv, again)] == [2]
-    kv.settle_transfers()
+    kv.settle_transfers(has_succeeded=True)
     kv.free(again)
     kv.free(prefill(kv, make_sequence("s", [1, 2, 3, 4, 50])))
     assert [i for i in range(MAX_TAILS) if not is_known(i)] == [1]
@@ -366,7 +366,7 @@ def test_b07_forks_appends_and_frees_against_a_model_of_references(steps):
             for copy in copies:
                 shadow[copy.target] = list(shadow[copy.source])
             write(sequence)
-            kv.settle_transfers()
+            kv.settle_transfers(has_succeeded=True)
             live.append(sequence)
             known.append(sequence.token_ids)
         elif live and action == "a":

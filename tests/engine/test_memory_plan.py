@@ -24,13 +24,14 @@ SMOLLM2 = ModelConfig(
 )
 
 
-def plan(available_bytes: int, *, on_gpu: bool = False, **config: Any) -> MemoryPlan:
+def plan(available_bytes: int, *, available_host_bytes: int = 0, on_gpu: bool = False, **config: Any) -> MemoryPlan:
     return plan_memory(
         SMOLLM2,
         EngineConfig(model_dir="", **config),
         dtype_bytes=2,
         weights_bytes=311 * MIB,
         available_bytes=available_bytes,
+        available_host_bytes=available_host_bytes or available_bytes,
         on_gpu=on_gpu,
     )
 

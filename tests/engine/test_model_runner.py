@@ -87,12 +87,12 @@ def test_a_copied_block_goes_on_like_its_source(driver: RunnerDriver) -> None:
     twin = driver.sequence(PROMPT[:21])
     twin.block_table, twin.num_computed_tokens = [1, 9], 20
     batch = driver.batch([(twin, 1)])
-    result = driver.runner.execute(ScheduledBatch(batch.sequences, 1, Transfers((BlockCopy(2, 9),))))
+    result = driver.runner.execute(ScheduledBatch(batch.sequences, 1, Transfers(copies=(BlockCopy(2, 9),))))
     assert result.tokens[0].token_id == int(expected.argmax())
 
 
 def test_a_step_of_copies_alone(driver: RunnerDriver) -> None:
-    assert driver.runner.execute(ScheduledBatch((), 0, Transfers((BlockCopy(1, 2),)))).tokens == []
+    assert driver.runner.execute(ScheduledBatch((), 0, Transfers(copies=(BlockCopy(1, 2),)))).tokens == []
 
 
 def test_a_sequence_that_is_not_at_its_end_draws_nothing(driver: RunnerDriver) -> None:

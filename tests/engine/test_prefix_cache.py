@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.block_pool import Block
+from engine.block import Block
 from engine.prefix_cache import MAX_TAILS, Entry, Prefix, PrefixCache, Tail
 
 ROOT = b"root"
@@ -26,7 +26,7 @@ def find(cache: PrefixCache, *hashes: bytes) -> list[int]:
 
 
 def test_an_empty_cache_finds_nothing():
-    assert PrefixCache().find_full_blocks([b"a"]) == Prefix((), 0)
+    assert PrefixCache().find_full_blocks([b"a"]) == Prefix()
 
 
 def test_the_longest_known_beginning_is_found():

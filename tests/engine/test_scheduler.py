@@ -131,7 +131,7 @@ def test_each_of_many_turns_computes_its_own_message_only():
 
 def test_b04_two_fingerprints_of_a_model_share_no_hash():
     one, other = Bench(8), Bench(8)
-    other.core.scheduler.kv._root = b"of another model"
+    other.core.scheduler.kv._hashes.root = b"of another model"
     one.ask(ids(0, 17))
     other.ask(ids(0, 17))
     assert not set(one.core.scheduler.kv.cache._entries) & set(other.core.scheduler.kv.cache._entries)

@@ -18,7 +18,7 @@ def row(table: list[int], token_ids: list[int], num_computed: int = 0, **more) -
 
 
 def step(shadow: ShadowKV, *rows: ScheduledSequence, copies: tuple[BlockCopy, ...] = ()) -> None:
-    shadow.execute(ScheduledBatch(rows, transfers=Transfers(copies)))
+    shadow.execute(ScheduledBatch(rows, transfers=Transfers(copies=copies)))
     for sequence, num_new_tokens, _ in rows:
         sequence.num_computed_tokens += num_new_tokens
 
@@ -107,7 +107,7 @@ def test_copies_carry_what_was_written():
 
 def test_what_a_failed_step_wrote_may_be_anything():
     shadow, scheduled = ShadowKV(4, 4), row([1, 2], [5, 6, 7, 8, 9])
-    batch = ScheduledBatch((scheduled,), transfers=Transfers((BlockCopy(2, 3),)))
+    batch = ScheduledBatch((scheduled,), transfers=Transfers(copies=(BlockCopy(2, 3),)))
     shadow.execute(batch)
     shadow.forget(batch)
     with pytest.raises(AssertionError, match="in block 1 at offset 0, which holds nothing"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine import kv_cache_manager
+from engine import sequence_hashes
 from engine.block_hash import root_hash
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, Scope
@@ -17,13 +17,13 @@ SCOPES = (Scope(10, b"assistant"), Scope(END, b"tenant"))
 def hashed(monkeypatch) -> list[list[int]]:
     """Token ids of each block that is hashed."""
     calls = []
-    compute = kv_cache_manager.hash_block
+    compute = sequence_hashes.hash_block
 
     def hash_block(parent, scope, token_ids):
         calls.append(token_ids)
         return compute(parent, scope, token_ids)
 
-    monkeypatch.setattr(kv_cache_manager, "hash_block", hash_block)
+    monkeypatch.setattr(sequence_hashes, "hash_block", hash_block)
     return calls
 
 
