@@ -72,6 +72,27 @@ def test_the_first_may_be_cancelled_once_the_second_runs():
     bench.assert_complete("again", prompt, 60, 1)
 
 
+@pytest.mark.parametrize("num_blocks", [14, 40], ids=["tight pool", "large pool"])
+@pytest.mark.parametrize("num_prompt_tokens", [39, 40, 41])
+def test_b07_three_choices_of_differing_lengths_give_each_block_back_once(num_blocks, num_prompt_tokens):
+    """A second release raises; that blocks and references agree is checked after every step."""
+    bench = Bench(num_blocks)
+    prompt = ids(0, num_prompt_tokens)
+    lengths = {"a": 64, "b": 60, "c": 9}
+    for choice, (name, num_tokens) in enumerate(lengths.items()):
+        bench.add(name, prompt, num_tokens, choice=choice)
+    bench.add("gone", prompt, 64, choice=3)
+    bench.step(4)
+    bench.core.abort(["gone", "gone"])
+    bench.core.check_integrity()
+    bench.run()
+    for choice, (name, num_tokens) in enumerate(lengths.items()):
+        bench.assert_complete(name, prompt, num_tokens, choice)
+    stats = bench.core.stats()
+    assert (stats.blocks.referenced, stats.preemptions > 0) == (0, num_blocks == 14)
+    assert bench.ask(prompt).num_cached_tokens == num_prompt_tokens - 1
+
+
 # ---- through the gateway
 
 
