@@ -1,5 +1,6 @@
 """Fifty prompts are answered with the same tokens however their KV came about: computed in one piece or in chunks,
-found in the cache, forked from a sibling that still runs, or lost to a preemption and computed again.
+found in the cache, forked from a sibling that still runs, lost to a preemption and computed again, or swapped out to
+the host tier and in again.
 
 Float32, shadow KV on. Even prompts are greedy, odd ones draw with a seed of their own. What is right is
 what an engine says that shares nothing and serves one request at a time.
@@ -61,10 +62,11 @@ class Engine:
         config = EngineConfig(model_dir=str(model.path), device="cpu", dtype="float32", check_kv=True, **settings)
         return cls(ModelRunner(model, config), config, make_prompts(text_ids, config.block_size), max_tokens)
 
-    def core(self, num_blocks: int | None = None, **changes: Any) -> EngineCore:
+    def core(self, num_blocks: int | None = None, num_host_blocks: int = 0, **changes: Any) -> EngineCore:
+        """Of the runner's blocks as many. Swapping counts as free, so that the cost model never prefers to compute."""
         info = self.runner.info
-        if num_blocks is not None:
-            info = msgspec.structs.replace(info, num_blocks=num_blocks)
+        assert num_host_blocks <= info.num_host_blocks
+        info = msgspec.structs.replace(info, num_blocks=num_blocks or info.num_blocks, num_host_blocks=num_host_blocks)
         return EngineCore(self.config.replace(**changes), info, self.runner, self.runner.identity)
 
     @property
@@ -161,7 +163,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Case:
     source = make_tiny(path / "tiny", tie_word_embeddings=False)
     model = prepare(str(source), path / "state", "float32", lambda *_: None)
     text_ids = Tokenizer.load(model).encode(TEXT)
-    return make_case(Engine.load(model, text_ids, 12, block_size=8, num_blocks=700, threads=1, max_num_seqs=16))
+    settings = {"block_size": 8, "num_blocks": 700, "threads": 1, "max_num_seqs": 16}
+    host_cache_bytes = 400 * 8 * model.manifest.config.kv_bytes_per_token(4)
+    return make_case(Engine.load(model, text_ids, 12, host_cache_bytes=host_cache_bytes, **settings))
 
 
 BUDGETS = pytest.mark.parametrize("budget", [17, 64, 4096], ids=["chunks of 17", "chunks of 64", "whole"])
@@ -216,11 +220,47 @@ def test_b01_each_prompt_again_and_again_in_a_cache_that_forgets(tiny):
     assert core.stats().hit_tokens > 0
 
 
+def assert_swapped(case: Case, budget: int, num_host_blocks: int) -> None:
+    """The pool is tight: what is preempted goes to the host too, and comes back from there."""
+    core = case.engine.core(case.engine.tight_pool, num_host_blocks, max_num_batched_tokens=budget)
+    for _ in ("cold", "warm"):
+        before = core.stats()
+        assert run(core, case.requests) == case.expected
+        after = core.stats()
+        assert after.preemptions > before.preemptions
+        assert after.host.swapped_in > before.host.swapped_in
+        assert after.host.swapped_out > before.host.swapped_out
+    for first in range(0, case.num_forked, 10):
+        before = core.stats()
+        answers = run_forked(core, case.engine, range(first, first + 5))
+        assert answers == {place: case.alone[place] for place in answers}
+        assert core.stats().host.swapped_in > before.host.swapped_in
+    assert core.stats().host.used <= num_host_blocks
+
+
+@pytest.mark.parametrize(("budget", "num_host_blocks"), [(17, 400), (64, 20), (4096, 60)])
+def test_b09_swapped_answers_are_those_of_a_request_alone(tiny, budget, num_host_blocks):
+    assert_swapped(tiny, budget, num_host_blocks)
+
+
+def test_b01_each_prompt_again_from_the_host(tiny):
+    """One at a time, in a pool that holds a few of them; the host holds all."""
+    core = tiny.engine.core(tiny.engine.tight_pool, 400)
+    run(core, tiny.requests)
+    before = core.stats()
+    for prompt in range(NUM_PROMPTS):
+        assert run(core, [tiny.engine.request(prompt)]) == {(prompt, 0): tiny.alone[prompt, 0]}
+    assert core.stats().host.swapped_in - before.host.swapped_in > NUM_PROMPTS
+
+
 @pytest.mark.slow
 def test_b01_b08_b09_the_demo_model_answers_the_same_in_all_these_ways(demo_model_fp32: PreparedModel) -> None:
     text_ids = Tokenizer.load(demo_model_fp32).encode(TEXT)
-    engine = Engine.load(demo_model_fp32, text_ids, 8, block_size=16, num_blocks=700, max_num_seqs=16)
+    host_cache_bytes = 200 * 16 * demo_model_fp32.manifest.config.kv_bytes_per_token(4)
+    settings = {"block_size": 16, "num_blocks": 700, "max_num_seqs": 16}
+    engine = Engine.load(demo_model_fp32, text_ids, 8, host_cache_bytes=host_cache_bytes, **settings)
     case = make_case(engine, num_forked=10)
     assert_cold_and_warm(case, 4096, is_tight=False)
     assert_cold_and_warm(case, 17, is_tight=True)
     assert_forked(case, 64, is_tight=True)
+    assert_swapped(case, 64, 200)
