@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from app.assistants import assistant_and_version
 from engine.protocol import EngineInfo, EngineStats
 
 
@@ -87,7 +88,7 @@ class TrunkUse:
 def trunk_uses(stats: EngineStats, info: EngineInfo) -> list[TrunkUse]:
     uses = []
     for trunk in stats.trunks:
-        assistant, _, version = trunk.trunk_id.rpartition("@")
+        assistant, version = assistant_and_version(trunk.trunk_id)
         saved = max(trunk.readers - 1, 0) * trunk.num_tokens * info.kv_bytes_per_token
         state = trunk.state.value if trunk.state is not None else "computing"
         uses.append(TrunkUse(assistant, version, state, trunk.num_tokens, trunk.num_blocks, trunk.readers, saved))

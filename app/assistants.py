@@ -82,3 +82,15 @@ def _assistant(
         head_runs=head_runs,
         scope_key=scope_key,
     )
+
+
+def trunk_id(assistant: Assistant) -> str:
+    """`<assistant>@<version>.<tokenisation>`; the same in every gateway."""
+    tokenisation = sha256(b"".join(token_id.to_bytes(4, "little") for token_id in assistant.trunk_ids))
+    return f"{assistant.id}@{assistant.version}.{tokenisation.hexdigest()[:8]}"
+
+
+def assistant_and_version(trunk_id: str) -> tuple[str, str]:
+    """Of which assistant a trunk is, and of which version of it."""
+    assistant_id, _, version = trunk_id.rpartition("@")
+    return assistant_id, version.partition(".")[0]

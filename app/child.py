@@ -29,6 +29,8 @@ class ChildSpec:
     before_start: Callable[[], None] | None = None
     stop_timeout_s: float = 5.0
     """After SIGTERM it has this long to end, then it is killed."""
+    takes_hangup: bool = False
+    """Whether SIGHUP is passed on to it. Until it says otherwise, a child ignores that signal."""
 
 
 @dataclass
@@ -71,19 +73,19 @@ async def start_child(spec: ChildSpec) -> asyncio.subprocess.Process:
             stdout=output,
             stderr=output,
             process_group=0,
-            preexec_fn=_terminate_with_parent(os.getpid()),
+            preexec_fn=_before_program(os.getpid()),
         )
 
 
 async def stop_child(process: asyncio.subprocess.Process, timeout_s: float) -> None:
     """SIGTERM, and SIGKILL after `timeout_s` or when this is cancelled. Returns when it has ended."""
-    _send(process, signal.SIGTERM)
+    send_signal(process, signal.SIGTERM)
     try:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), timeout_s)
     finally:
         if process.returncode is None:
-            _send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
             await process.wait()
 
 
@@ -96,20 +98,23 @@ def describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+def send_signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """No error if it has just ended."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 
 
-def _terminate_with_parent(parent: int) -> Callable[[], None] | None:
-    """What a child calls before its program starts, so that it gets SIGTERM when its parent dies (Linux only)."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl  # found here: after the fork as little as possible should happen
+def _before_program(parent: int) -> Callable[[], None]:
+    """What a child calls before its program starts: SIGHUP does not end it while it has no handler for it yet, and when
+    its parent dies it gets SIGTERM (Linux only)."""
+    # found here: after the fork as little as possible should happen
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
-    def terminate_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != parent:  # it died just before the call
-            os._exit(1)
+    def prepare() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent:  # it died just before the call
+                os._exit(1)
 
-    return terminate_with_parent
+    return prepare

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 
 import uvicorn
 import uvloop
@@ -21,11 +21,12 @@ from app.asgi import create_app
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.disconnect import cancel_and_wait
 from app.event_log import MemoryEventLog
-from app.live_config import LiveConfig
+from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prefill import Prefill
 from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
+from app.reload import Reloader
 from app.response_service import ResponseService
 from app.responses import Responses
 from app.scopes import Scopes, ensure_secret
@@ -132,23 +133,60 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
         await sessions.close()
 
 
+@contextlib.asynccontextmanager
+async def following_configuration(services: Services) -> AsyncIterator[None]:
+    """The engine has the trunks and shares of the configuration; that is the file's, whenever it changes or SIGHUP
+    comes."""
+    prefill = Prefill(services.engine, services.prompts)
+
+    def put_in_force(configured: Configured) -> None:
+        services.live.current = configured
+        services.engine.set_tenants(configured.tenants.shares)
+        prefill.keep(configured.assistants)
+
+    put_in_force(services.current)
+    tasks = [asyncio.create_task(prefill.run(), name="prefill")]
+    reload: Callable[[], None] = _nothing_to_reload
+    path = services.config.config_path
+    if path is not None:
+        reloader = Reloader(path, services.live, put_in_force)
+        tasks.append(asyncio.create_task(reloader.run(), name="reload"))
+        reload = reloader.request
+    for task in tasks:
+        task.add_done_callback(_report_failure)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    try:
+        yield
+    finally:
+        # not removed, or a late one would kill this process
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
+        await cancel_and_wait(*tasks)
+
+
+def _nothing_to_reload() -> None:
+    logger.info("SIGHUP: there is no configuration file to read again")
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed", task.get_name(), exc_info=error)
+
+
 async def serve(config: GatewayConfig) -> None:
     """Runs until a signal comes. Raises ConfigError or EngineError, with one sentence, if it cannot start."""
     file_config = load_file_config(config.config_path)
     check_open_mode(config.host, file_config)
     engine = ZmqEngineClient(config.engine_address)
     services = build_services(config, file_config, engine)
-    engine.set_tenants(services.current.tenants.shares)
     await engine.start()
-    prefill = asyncio.create_task(Prefill(engine, services.prompts, services.current.assistants).run(), name="prefill")
     try:
-        async with stateful_routes(services) as routes:
+        async with following_configuration(services), stateful_routes(services) as routes:
             app = create_app(services, [*routes, *page.routes()])
             gc.collect()
             gc.freeze()  # what was built here lives as long as the process
             await Server(uvicorn_config(app, shutdown_s=config.shutdown_s)).serve([listening_socket(config)])
     finally:
-        await cancel_and_wait(prefill)
         await engine.close()
         services.prompts.close()
 
@@ -156,6 +194,7 @@ async def serve(config: GatewayConfig) -> None:
 def main() -> int:
     """Exit code: 0 after a signal, 2 when it cannot start."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)
     try:
         config = GatewayConfig.from_environment()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

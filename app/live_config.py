@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from app.assistants import Assistants
-from app.config import ConfigError, FileConfig, GatewayConfig, Limits
+from app.config import ConfigError, FileConfig, GatewayConfig, Limits, check_open_mode, load_file_config
 from app.origins import Origins
 from app.scopes import Scopes
 from app.tenants import Tenants
@@ -18,6 +18,11 @@ class Configured:
     assistants: Assistants
     tenants: Tenants
     origins: Origins
+
+    def says_the_same(self, other: "Configured") -> bool:
+        """Whether nobody could tell them apart."""
+        versions = [[assistant.version for assistant in c.assistants] for c in (self, other)]
+        return self.file_config == other.file_config and versions[0] == versions[1]
 
     @property
     def limits(self) -> Limits:
@@ -39,6 +44,21 @@ class LiveConfig:
     def build(self, file_config: FileConfig) -> Configured:
         """Nothing is in force by this yet. Raises ConfigError."""
         return self._build(file_config, self.current.assistants)
+
+    def load(self) -> Configured:
+        """What the file says now; nothing is in force by this yet. Raises ConfigError.
+
+        A file that is empty, as one is for a moment that is being written, is refused, and so is one without tenants
+        where keys are asked for now: a server is not opened to everybody while it runs.
+        """
+        path = self._config.config_path
+        file_config = load_file_config(path)
+        check_open_mode(self._config.host, file_config)
+        if file_config == FileConfig():
+            raise ConfigError(f"{path} is empty")
+        if file_config.is_open and not self.current.file_config.is_open:
+            raise ConfigError(f"{path} has no tenants any more: to let everybody in without a key, start again")
+        return self.build(file_config)
 
     def _build(self, file_config: FileConfig, known: Assistants) -> Configured:
         return Configured(

@@ -1,10 +1,10 @@
-"""Has the engine keep the system prompts of the configured assistants."""
+"""Has the engine keep the system prompts of the assistants that are configured now."""
 
+import asyncio
 import logging
 import time
-from hashlib import sha256
 
-from app.assistants import Assistant, Assistants
+from app.assistants import Assistant, Assistants, trunk_id
 from app.prompts import PromptBuilder
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
@@ -14,33 +14,61 @@ logger = logging.getLogger(__name__)
 
 
 class Prefill:
-    """Pins each trunk; the engine's client sends the pins again to each new engine."""
+    """Pins trunks; the engine's client sends the pins again to each new engine."""
 
-    def __init__(self, engine: EngineClient, prompts: PromptBuilder, assistants: Assistants) -> None:
+    def __init__(self, engine: EngineClient, prompts: PromptBuilder) -> None:
         self._engine = engine
         self._prompts = prompts
-        self._assistants = assistants
+        self._wanted: dict[str, Assistant] = {}
+        self._held: set[str] = set()
+        """Trunks that were asked for and not given back."""
+        self._news = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    def keep(self, assistants: Assistants) -> None:
+        """From now on the trunks of these, and no others."""
+        self._wanted = {trunk_id(assistant): assistant for assistant in assistants if assistant.trunk_ids}
+        self._settled.clear()
+        self._news.set()
+
+    async def wait_settled(self) -> None:
+        """Until each trunk has been answered for, and the others have been given back."""
+        await self._settled.wait()
 
     async def run(self) -> None:
-        """Ends when each trunk has been answered for."""
-        start = time.monotonic()
+        """Until it is cancelled, or finds the client closed."""
         try:
-            num_tokens = sum([await self.pin(assistant) for assistant in self._assistants])
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                await self._settle(self._wanted)
+                if not self._news.is_set():
+                    self._settled.set()
         except EngineDeadError:
             return  # the client is closed
-        logger.info("%d tokens of assistants prefilled in %.1f s", num_tokens, time.monotonic() - start)
 
-    async def pin(self, assistant: Assistant) -> int:
+    async def _settle(self, wanted: dict[str, Assistant]) -> None:
+        """New trunks first, so that an assistant that was edited does not do without one."""
+        start = time.monotonic()
+        num_tokens = 0
+        for new in [trunk for trunk in wanted if trunk not in self._held]:
+            self._held.add(new)
+            num_tokens += await self._pin(new, wanted[new])
+        for old in self._held - wanted.keys():
+            self._held.remove(old)
+            await self._engine.unpin(old)
+        if num_tokens:
+            logger.info("%d tokens of assistants prefilled in %.1f s", num_tokens, time.monotonic() - start)
+
+    async def _pin(self, new: str, assistant: Assistant) -> int:
         """How many tokens of this trunk the engine has now. What is not pinned is logged: the assistant works all the
-        same. Raises EngineDeadError if the client is closed."""
-        if not assistant.trunk_ids:
-            return 0
+        same, and the engine pins it by itself as soon as there is room."""
         prompt = self._prompts.trunk_prompt(assistant)
-        trunk = await self._engine.pin(trunk_id(assistant), prompt.token_ids, prompt.scopes)
+        trunk = await self._engine.pin(new, prompt.token_ids, prompt.scopes)
         if trunk.state is TrunkPin.OVER_BUDGET:
             logger.warning(
-                "the prompt of assistant %r is over the budget of pinned blocks: it is served, but may be evicted "
-                "(%d tokens, %d blocks)",
+                "the prompt of assistant %r is over the budget of pinned blocks: it is served, but may be evicted until"
+                " there is room (%d tokens, %d blocks)",
                 assistant.id,
                 trunk.num_tokens,
                 trunk.num_blocks,
@@ -48,10 +76,3 @@ class Prefill:
         elif trunk.state is TrunkPin.FAILED:
             logger.warning("the prompt of assistant %r was not prefilled", assistant.id)
         return trunk.num_tokens
-
-
-def trunk_id(assistant: Assistant) -> str:
-    """Another one for each text, scope and tokenisation; the same in every gateway."""
-    digest = sha256(assistant.scope_key)
-    digest.update(b"".join(token_id.to_bytes(4, "little") for token_id in assistant.trunk_ids))
-    return f"{assistant.id}@{digest.hexdigest()[:32]}"

@@ -150,6 +150,7 @@ def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_
             environment=gateway.environment(),
             pass_fds=(listener.fileno(),),
             stop_timeout_s=gateway.shutdown_s + 10.0,
+            takes_hangup=True,
         )
     )
     return specs

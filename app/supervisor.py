@@ -1,11 +1,20 @@
 """Keeps the processes of one server running: starts them, starts again what dies, ends them in order."""
 
 import asyncio
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from app.child import EXIT_CANNOT_START, ChildSpec, RestartPolicy, describe_exit, start_child, stop_child
+from app.child import (
+    EXIT_CANNOT_START,
+    ChildSpec,
+    RestartPolicy,
+    describe_exit,
+    send_signal,
+    start_child,
+    stop_child,
+)
 
 EXIT_OK = 0
 EXIT_GAVE_UP = 1
@@ -60,10 +69,28 @@ class Supervisor:
         self._stop_requested.set()
 
     def handle_signals(self) -> None:
-        """SIGTERM, SIGINT and SIGHUP call `stop`."""
+        """SIGTERM and SIGINT call `stop`. SIGHUP is passed on, to read the configuration again; but where it comes
+        because our terminal is gone, it calls `stop` too."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        is_unwatched = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
+        had_terminal = not is_unwatched and has_terminal()
+
+        def hang_up() -> None:
+            if had_terminal and not has_terminal():
+                self.stop()
+            else:
+                self.pass_on_hangup()
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+    def pass_on_hangup(self) -> None:
+        """SIGHUP to each child that takes it. One that is just being started reads its configuration anyway."""
+        for spec in self._children:
+            process = self._processes.get(spec.name)
+            if spec.takes_hangup and process is not None:
+                send_signal(process, signal.SIGHUP)
 
     def pid(self, name: str) -> int | None:
         """Of the child of this name; None while it does not run."""
@@ -121,6 +148,15 @@ class Supervisor:
                 del self._processes[spec.name]
         finally:
             kill.cancel()
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal; a terminal that was closed is none."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _where(spec: ChildSpec) -> str:

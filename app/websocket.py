@@ -17,6 +17,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.conversation import (
+    CLOSE_POLICY_VIOLATION,
     CLOSE_SLOW_READER,
     Cancel,
     Close,
@@ -28,11 +29,11 @@ from app.conversation import (
     error_event,
 )
 from app.disconnect import cancel_and_wait
-from app.errors import ApiError, RateLimited
+from app.errors import ApiError, RateLimited, Unauthorized
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
-from app.live_config import LiveConfig
+from app.live_config import Configured, LiveConfig
 from app.response_plan import Parent
 from app.response_service import ResponseService, Started, events_not_held
 from app.services import Services
@@ -74,7 +75,7 @@ class Websockets:
             await websocket.accept()
         except WebSocketDisconnect:
             return
-        await _Connection(websocket, self._services.live, self._service, tenant, configured.limits.send_timeout_s).run()
+        await _Connection(websocket, self._services.live, self._service, configured, tenant).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -95,14 +96,16 @@ class _Connection:
         websocket: WebSocket,
         live: LiveConfig,
         service: ResponseService,
+        configured: Configured,
         tenant: Tenant,
-        send_timeout_s: float,
     ) -> None:
+        """`configured`: the configuration that knows the caller as `tenant`."""
         self._websocket = websocket
         self._live = live
+        self._configured = configured
         self._service = service
         self._tenant = tenant
-        self._send_timeout_s = send_timeout_s
+        self._send_timeout_s = configured.limits.send_timeout_s
         self._conversation = Conversation()
         self._commands: set[asyncio.Task[None]] = set()
         self._feeds: set[_Feed] = set()
@@ -110,6 +113,8 @@ class _Connection:
         """Feeds that may have events, in the order in which they were woken."""
         self._errors: deque[bytes] = deque()
         self._close: Close | None = None
+        self._close_at_rest: Close | None = None
+        """When nothing is under way any more."""
         self._unstored: dict[str | None, tuple[str, Parent]] = {}
         """The latest answer of each lane that only this socket can continue."""
         self._news = asyncio.Event()
@@ -138,10 +143,35 @@ class _Connection:
             if message["type"] == "websocket.disconnect":
                 logger.debug("websocket closed: %s %s", message.get("code"), message.get("reason"))
                 return
+            try:
+                self._authenticate()
+            except ApiError as e:
+                self._send_error(error_event(e))
+                continue
             text = message.get("text")
             self._do(self._conversation.receive_bytes() if text is None else self._conversation.receive_text(text))
             if len(self._commands) >= MAX_COMMANDS:
                 await asyncio.wait(self._commands, return_when=asyncio.FIRST_COMPLETED)
+
+    def _authenticate(self) -> Configured:
+        """The configuration in force, which may be another one than at the last message.
+
+        Raises ApiError for a key that is not the tenant's any more: then the connection takes nothing new, and ends
+        when its answers have.
+        """
+        current = self._live.current
+        if current is self._configured:
+            return current
+        try:
+            tenant = current.tenants.authenticate(self._websocket.headers.get("authorization"))
+            if tenant.id != self._tenant.id:
+                raise Unauthorized("The API key belongs to another tenant now: connect again.")
+        except ApiError:
+            self._close_at_rest = Close(CLOSE_POLICY_VIOLATION, "the API key is not valid any more")
+            self._news.set()
+            raise
+        self._tenant, self._configured = tenant, current
+        return current
 
     def _do(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -177,6 +207,7 @@ class _Connection:
 
     def _command_ended(self, task: asyncio.Task[None], lane: tuple[str | None] | None) -> None:
         self._commands.discard(task)
+        self._news.set()
         if task.cancelled() or (error := task.exception()) is None:
             return
         logger.error("a websocket command failed", exc_info=error)
@@ -189,7 +220,7 @@ class _Connection:
     async def _start(self, lane: str | None, body: dict[str, Any]) -> None:
         unstored = dict(self._unstored.values())
         try:
-            configured = self._live.current
+            configured = self._authenticate()
             started = await self._service.create(configured, self._tenant, body, stream_id=lane, unstored=unstored)
         except ApiError as e:
             self._do(self._conversation.refused(lane, e))
@@ -238,6 +269,8 @@ class _Connection:
                     feed = next(iter(self._ready))
                     del self._ready[feed]
                     await self._write_some(feed)
+                elif self._close_at_rest is not None and not self._feeds and not self._commands:
+                    self._close = self._close_at_rest
                 else:
                     self._news.clear()
                     await self._news.wait()

@@ -57,6 +57,11 @@ class Product:
             assert time.monotonic() < deadline, f"{otherwise} after {PATIENCE_S:.0f} s:\n{self.log}"
             time.sleep(0.05)
 
+    def hang_up(self) -> None:
+        """SIGHUP, which has it read its configuration again."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         assert self._process is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import load_file_config
+from app.config import Limits, TenantConfig, load_file_config
 
 REPOSITORY = Path(__file__).parent.parent
 COMPOSE = REPOSITORY / "docker-compose.yml"
@@ -96,3 +96,5 @@ def test_the_example_configuration_loads_and_has_tenants() -> None:
     config = load_file_config(REPOSITORY / "docs" / "config.example.toml")
     assert [t.id for t in config.tenants] == ["acme"]
     assert {a.id for a in config.assistants} == {"support", "translator"}
+    assert config.limits == Limits(), "the example says that it shows the defaults"
+    assert config.tenants[0] == TenantConfig(id="acme", key_hashes=config.tenants[0].key_hashes)

@@ -8,6 +8,7 @@ import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -154,6 +155,74 @@ async def test_200_clients_killed_at_random_moments_leave_the_pool_idle(product:
     await asyncio.to_thread(product.wait_for, product.is_idle, "the pool is not idle")
     answer = product.post("/v1/completions", {"model": product.model, "prompt": "Hello", "max_tokens": 2})
     assert answer["choices"][0]["text"] is not None
+
+
+# ---- another configuration
+
+
+SHOP = """
+admin_key = "admin-key-0123456789"
+[[tenants]]
+id = "a"
+key = "key-of-tenant-a"
+[[assistants]]
+id = "shop"
+tenant = "a"
+instructions = "You are the helpful assistant of a small shop. Answer politely and briefly, in plain words."
+"""
+
+
+def test_a_server_takes_an_edited_configuration_while_it_runs(tmp_path: Path) -> None:
+    """Written in place, replaced by rename, and after SIGHUP to the supervisor; nothing that runs is cut."""
+    config = tmp_path / "config.toml"
+    config.write_text(SHOP)
+    model = make_tiny(tmp_path / "tiny-chat")
+    with running(
+        tmp_path, model, "--dtype", "float32", "--num-blocks", "128", "--check-kv", "--config", str(config)
+    ) as product:
+        keyed = httpx.Client(
+            base_url=product.url, headers={"Authorization": "Bearer key-of-tenant-a"}, timeout=PATIENCE_S
+        )
+        name = keyed.get("/v1/models").json()["data"][0]["id"]
+        ask = {"model": name, "input": "Hello", "prompt": {"id": "shop"}, "max_output_tokens": 8, "temperature": 0}
+
+        def answer() -> dict[str, Any]:
+            response = keyed.post("/v1/responses", json=ask)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        def pinned() -> tuple[int, int]:
+            stats = httpx.get(product.url + "/admin/stats", headers={"Authorization": "Bearer admin-key-0123456789"})
+            blocks = stats.json()["blocks"]
+            return blocks["pinned"], blocks["referenced"]
+
+        first = answer()
+        product.wait_for(lambda: pinned()[0] > 0, "the trunk is not pinned")
+        before = pinned()
+        long = {**ask, "max_output_tokens": 400, "ignore_eos": True, "stream": True}
+        with keyed.stream("POST", "/v1/responses", json=long) as running_answer:
+            lines = running_answer.iter_lines()
+            next(line for line in lines if "output_text.delta" in line)
+            config.write_text(SHOP.replace("helpful", "rude"))
+            product.wait_for(lambda: answer()["prompt"] != first["prompt"], "the edit is not in force")
+            events = [line for line in lines if line.startswith("event: ")]
+        assert events[-1] == "event: response.incomplete"  # by its length
+        edited = answer()
+        assert edited["usage"]["input_tokens_details"]["cached_tokens"] > 0
+        (tmp_path / "new").write_text(SHOP)
+        (tmp_path / "new").rename(config)
+        product.wait_for(lambda: answer()["prompt"] == first["prompt"], "the old text is not in force again")
+        assert answer()["output"][0]["content"] == first["output"][0]["content"]
+        product.wait_for(lambda: pinned() == before, "other blocks are pinned than before")
+
+        config.write_text("[")
+        product.wait_for(lambda: "is not valid TOML" in product.log, "the mistake is not told")
+        product.hang_up()
+        product.wait_for(lambda: product.log.count("is not valid TOML") >= 2, "SIGHUP is not passed on")
+        assert answer()["prompt"] == first["prompt"]
+        config.write_text(SHOP.replace("key-of-tenant-a", "another-key-of-a"))
+        product.wait_for(lambda: keyed.get("/v1/models").status_code == 401, "the old key is still known")
+        keyed.close()
 
 
 # ---- wrong input, from outside

@@ -14,9 +14,10 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from app.asgi import create_app
-from app.config import FileConfig, GatewayConfig
-from app.gateway import build_services, uvicorn_config
+from app.config import FileConfig, GatewayConfig, load_file_config
+from app.gateway import build_services, following_configuration, uvicorn_config
 from app.services import Services
+from engine.client import EngineClient
 from tests.scripted_engine import ScriptedEngineClient, make_byte_model
 
 MODEL = "byte-model"
@@ -92,11 +93,19 @@ def finish_reasons(chunks: Sequence[Any], index: int = 0) -> list[str]:
 
 
 def make_services(
-    path: Path, engine: ScriptedEngineClient, file_config: FileConfig | None = None, **model: Any
+    path: Path,
+    engine: EngineClient,
+    file_config: FileConfig | None = None,
+    config_path: Path | None = None,
+    **model: Any,
 ) -> Services:
     make_byte_model(path / "model", **model)
-    config = GatewayConfig(model_dir=path / "model", engine_address="inproc://none", state_dir=path / "state")
-    return build_services(config, file_config or FileConfig(), engine)
+    config = GatewayConfig(
+        model_dir=path / "model", engine_address="inproc://none", state_dir=path / "state", config_path=config_path
+    )
+    if file_config is None:
+        file_config = FileConfig() if config_path is None else load_file_config(config_path)
+    return build_services(config, file_config, engine)
 
 
 @contextlib.asynccontextmanager
@@ -104,16 +113,18 @@ async def serving(
     path: Path,
     engine: ScriptedEngineClient | None = None,
     file_config: FileConfig | None = None,
+    config_path: Path | None = None,
     routes: Sequence[BaseRoute] = (),
     send_buffer_bytes: int | None = None,
     **model: Any,
 ) -> AsyncIterator[Gateway]:
     """`path` is a folder of the test's own. Fails if the engine is not idle at the end.
 
+    `config_path`: a file that the gateway follows.
     `send_buffer_bytes`: of the kernel, for each connection, so that a client that does not read is felt soon.
     """
     engine = engine or ScriptedEngineClient()
-    services = make_services(path, engine, file_config, **model)
+    services = make_services(path, engine, file_config, config_path, **model)
     server = _Server(uvicorn_config(create_app(services, routes), shutdown_s=5))
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer_bytes is not None:
@@ -121,7 +132,11 @@ async def serving(
     port = listener.getsockname()[1]
     task = asyncio.create_task(server.serve([listener]))
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client:
+        following = following_configuration(services) if config_path else contextlib.nullcontext()
+        async with (
+            following,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as client,
+        ):
             yield Gateway(services, engine, client, port)
         await asyncio.wait_for(engine.wait_idle(), 30)
     finally:

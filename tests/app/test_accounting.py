@@ -59,7 +59,7 @@ def test_seconds_come_at_the_rate_of_the_moment_and_not_before_there_is_one() ->
 
 def test_a_trunk_saves_what_its_other_readers_would_take() -> None:
     trunks = [
-        TrunkStats(trunk_id="shop@of.a@12ab", state=TrunkPin.PINNED, num_tokens=40, num_blocks=3, readers=5),
+        TrunkStats(trunk_id="shop@of.a@12ab.0f", state=TrunkPin.PINNED, num_tokens=40, num_blocks=3, readers=5),
         TrunkStats(trunk_id="idle@34cd", state=None, num_tokens=40, num_blocks=3, readers=0),
     ]
     busy, idle = trunk_uses(stats(trunks=trunks), INFO)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import pty
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,3 +144,77 @@ async def test_signals_stop_it() -> None:
     watched.supervisor.handle_signals()
     os.kill(os.getpid(), signal.SIGTERM)
     assert await watched.running == 0
+
+
+TELLS_HANGUPS = """
+import signal, sys
+signal.signal(signal.SIGHUP, lambda *_: open(sys.argv[1], "a").write("hangup "))
+open(sys.argv[1], "a").write("ready ")
+while True:
+    signal.pause()
+"""
+
+
+async def test_sighup_reaches_those_that_take_it_and_ends_nobody(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    taker = ChildSpec("gateway", [sys.executable, "-c", TELLS_HANGUPS, str(told)], takes_hangup=True)
+    watched = Watched(shell("engine", FOREVER), taker)
+    engine = await watched.pid("engine")
+    watched.supervisor.handle_signals()
+    await until(lambda: told.exists() and told.read_text() == "ready ")
+    os.kill(engine, signal.SIGHUP)  # ignored: it has no handler
+    for number in range(1, 4):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: told.read_text() == "ready " + "hangup " * number)  # noqa: B023
+    watched.supervisor.stop()
+    assert await watched.running == 0
+    assert watched.reports == []
+
+
+SUPERVISOR = """
+import asyncio, signal, sys
+from app.child import ChildSpec
+from app.supervisor import Supervisor
+
+async def main(told, child, has_nohup):
+    if has_nohup == "nohup":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    spec = ChildSpec("child", [sys.executable, "-c", child, told], takes_hangup=True)
+    supervisor = Supervisor([spec], report=lambda sentence: None)
+    supervisor.handle_signals()
+    code = await supervisor.run()
+    open(told, "a").write(f"ended with {code}")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def in_a_terminal(told: Path, has_nohup: str) -> tuple[int, int]:
+    """Starts the supervisor above as the leader of a terminal of its own: its pid, and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-c", SUPERVISOR, str(told), TELLS_HANGUPS, has_nohup])
+    return pid, terminal
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_server_ends_with_the_terminal_in_which_it_was_started(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    pid, terminal = in_a_terminal(told, "without")
+    await until(lambda: told.exists() and told.read_text() == "ready ")
+    os.kill(pid, signal.SIGHUP)  # while the terminal is there, it is for the child
+    await until(lambda: told.read_text() == "ready hangup ")
+    os.close(terminal)
+    assert await asyncio.to_thread(os.waitpid, pid, 0) == (pid, 0)
+    assert told.read_text() == "ready hangup ended with 0"
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_under_nohup_it_outlives_its_terminal(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    pid, terminal = in_a_terminal(told, "nohup")
+    await until(lambda: told.exists() and told.read_text() == "ready ")
+    os.close(terminal)
+    await until(lambda: told.read_text() == "ready hangup ")
+    os.kill(pid, signal.SIGTERM)
+    assert await asyncio.to_thread(os.waitpid, pid, 0) == (pid, 0)

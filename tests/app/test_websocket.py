@@ -13,6 +13,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app import websocket
+from app.config import TenantConfig, hash_key
 from tests.app.session_store import session_server
 from tests.app.stateful_gateway import (
     FILE_CONFIG,
@@ -372,6 +373,73 @@ async def test_b42_another_tenants_ids_are_unknown_on_the_socket(store):
             gateway.engine.release()
             await until_ended(mine, 1, events)
             assert deltas(events) == "secret!"
+
+
+# ---- another configuration
+
+
+def put_in_force(gateway, **changes):
+    """Another configuration, as a reload would."""
+    live = gateway.services.live
+    live.current = live.build(live.current.file_config.model_copy(update=changes))
+
+
+def tenant(name, key):
+    return TenantConfig(id=name, key_hashes=(hash_key(key),))
+
+
+async def test_each_message_is_answered_with_the_assistants_of_now(gateway):
+    async with gateway.socket() as ws:
+        await send_create(ws, "Hi", prompt={"id": "support"})
+        first = (await receive_until(ws))[-1]["response"]
+        edited = FILE_CONFIG.assistants[0].model_copy(update={"instructions": "Be brief."})
+        put_in_force(gateway, assistants=(edited,))
+        await send_create(ws, "And?", previous_response_id=first["id"])
+        second = (await receive_until(ws))[-1]["response"]
+        assert second["prompt"]["id"] == first["prompt"]["id"] == "support"
+        assert second["prompt"]["version"] != first["prompt"]["version"]
+        assert prompt_of(gateway.engine).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi")
+        put_in_force(gateway, assistants=())
+        await send_create(ws, "And?", previous_response_id=second["id"])
+        error = (await receive_until(ws))[-1]
+        assert (error["status"], error["error"]["code"]) == (404, "prompt_not_found")
+
+
+@pytest.mark.parametrize(
+    "tenants",
+    [
+        [tenant("b", KEY_B)],
+        [tenant("a", "another-key-of-a"), tenant("b", KEY_B)],
+        [tenant("a", KEY_B), tenant("b", KEY_A)],
+    ],
+    ids=["no tenant", "another key", "the key of another tenant"],
+)
+async def test_without_its_key_a_socket_takes_nothing_new_and_closes_when_its_answers_have_ended(store, tenants):
+    async with running_gateway(store, lambda r: [b"Hel", Pause(), b"lo"]) as gateway, gateway.socket() as ws:
+        for lane, is_stored in (("x", True), ("y", False)):
+            await send_create(ws, "Hi", stream_id=lane, store=is_stored)
+        await send_create(ws, "I wait for the lane.", stream_id="x")
+        await gateway.engine.wait_paused(2)
+        put_in_force(gateway, tenants=tuple(tenants))
+        await send_create(ws, "And me?", stream_id="z")
+        events = await receive_until(ws, lambda e: e["type"] == "error")
+        assert (events[-1]["status"], events[-1]["error"]["code"]) == (401, "invalid_api_key")
+        gateway.engine.release()
+        more, code = await receive_until_closed(ws)
+        events += more
+        assert code == 1008
+        assert [deltas(of(events, lane)) for lane in "xyz"] == ["Hello", "Hello", ""]
+        assert num_ended(events) == 2
+        assert [e.get("stream_id") for e in events if e["type"] == "error"] == [None, "x"]
+        assert len(gateway.engine.requests) == 2
+
+
+async def test_with_its_key_a_socket_lives_through_changes(gateway):
+    async with gateway.socket() as ws:
+        for number in range(3):
+            put_in_force(gateway, tenants=(tenant(f"c{number}", f"key-of-c-{number}"), *FILE_CONFIG.tenants))
+            await send_create(ws, "Hi")
+            assert num_ended(await receive_until(ws)) == 1
 
 
 # ---- cut and resumed
