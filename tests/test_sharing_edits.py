@@ -44,8 +44,11 @@ class Version:
 class PinningBench(Bench):
     """With a client's side of pins, as a gateway has it. Looks at pins and old versions after every step."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks, max_num_seqs=24, max_waiting=200, pin_budget=BUDGET_BLOCKS / num_blocks)
+    def __init__(self, num_blocks: int, num_host_blocks: int) -> None:
+        budget = BUDGET_BLOCKS / num_blocks
+        super().__init__(
+            num_blocks, max_num_seqs=24, max_waiting=200, pin_budget=budget, num_host_blocks=num_host_blocks
+        )
         self.pins = TrunkPins(self._send)
         self.versions: list[Version] = []
         self.unpinned: list[Version] = []
@@ -91,9 +94,13 @@ class PinningBench(Bench):
         return task.result()
 
 
-@pytest.mark.parametrize("num_blocks", [60, 200], ids=["tight pool", "large pool"])
-async def test_an_assistant_edited_fifty_times_while_twenty_chats_run_and_the_budget_is_full(num_blocks):
-    bench = PinningBench(num_blocks)
+@pytest.mark.parametrize(
+    ("num_blocks", "num_host_blocks"), [(60, 0), (60, 300), (200, 0)], ids=["tight pool", "with a host", "large pool"]
+)
+async def test_an_assistant_edited_fifty_times_while_twenty_chats_run_and_the_budget_is_full(
+    num_blocks, num_host_blocks
+):
+    bench = PinningBench(num_blocks, num_host_blocks)
     assert (await bench.pin("other", OTHER_TRUNK, b"other")).state is TrunkPin.PINNED
     prompts: dict[str, tuple[list[int], int]] = {}
     firsts: list[str] = []
@@ -131,6 +138,7 @@ async def test_an_assistant_edited_fifty_times_while_twenty_chats_run_and_the_bu
         bench.assert_complete(name, prompt, num_tokens)
     assert [bench.outputs[name].num_cached_tokens for name in firsts] == [0] * NUM_VERSIONS, "a stale hit"
     assert (bench.core.stats().preemptions > 0) == (num_blocks == 60)
+    assert (bench.core.stats().host.swapped_in > 0) == (num_host_blocks > 0)
     last = bench.versions[-1]
     assert (await bench.pin(last.trunk_id, last.token_ids, last.key)).state is TrunkPin.PINNED
     blocks = bench.core.stats().blocks
