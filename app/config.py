@@ -131,7 +131,7 @@ class TenantConfig(_Section):
     key_hashes: tuple[bytes, ...] = Field(repr=False)
     scope: Literal["tenant", "user"] = "tenant"
     """Who shares the KV of what follows an assistant's prompt: the tenant's requests, or those of one end user."""
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, ge=0.001, le=1000)
     max_running: int | None = Field(default=None, ge=1)
     guaranteed_blocks: int = Field(default=0, ge=0)
     max_blocks: int | None = Field(default=None, ge=1)

@@ -9,6 +9,7 @@ from typing import Protocol
 from engine.block_hash import root_hash
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError, InvalidRequest, Overloaded, RequestError, RequestTooLarge
+from engine.fair_share import TRUNKS
 from engine.kv_cache_manager import KVCacheManager
 from engine.prefill_rate import PrefillRate
 from engine.protocol import (
@@ -88,7 +89,11 @@ class EngineCore:
             shares=self._shares,
         )
         self.scheduler = Scheduler(
-            kv, max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens
+            kv,
+            self._shares,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            clock=clock,
         )
         self.trunks = Trunks(self.scheduler, self._make_trunk_sequence)
         self._max_waiting = config.max_waiting
@@ -191,6 +196,7 @@ class EngineCore:
             not_duplicated_blocks=slots.not_duplicated_blocks,
             host=kv.host.stats(),
             trunks=self.trunks.stats(),
+            tenants=self.scheduler.tenant_stats(),
         )
 
     def check_integrity(self) -> None:
@@ -239,6 +245,7 @@ class EngineCore:
             scopes=tuple(message.scopes),
             seed=0,
             max_output_tokens=0,
+            tenant=TRUNKS,
             arrival=self._num_arrivals,
             is_trunk=True,
         )

@@ -45,6 +45,19 @@ class Followers:
                 return count
         return len(missing_hashes)
 
+    def leader(self, block_hash: bytes) -> Sequence:
+        """Raises KeyError if nobody is computing it."""
+        return self._leaders[block_hash]
+
+    def of_other_tenants(self) -> Iterator[tuple[Sequence, Sequence]]:
+        """Of each leader one follower of each tenant that is not its own; and the leader."""
+        for block_hash, parked in self._parked.items():
+            leader = self._leaders[block_hash]
+            first = {sequence.tenant: sequence for sequence in reversed(parked)}
+            for tenant, sequence in first.items():
+                if tenant != leader.tenant:
+                    yield sequence, leader
+
     def park(self, sequence: Sequence, block_hash: bytes) -> None:
         assert sequence not in self._block_of, f"{sequence.request_id!r} is parked already"
         assert block_hash in self._leaders, f"{sequence.request_id!r} would wait for a block that nobody computes"

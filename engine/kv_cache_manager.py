@@ -75,6 +75,12 @@ class KVCacheManager:
 
     # ---- giving
 
+    def count_blocks_to_start(self, sequence: Sequence, prefix: Prefix) -> int:
+        """Free blocks that `try_start` needs at the least, of `prefix` the blocks that nobody holds among them."""
+        blocks = prefix.without_tail(self.block_size).blocks
+        num_new = -(-sequence.num_tokens // self.block_size) - len(blocks)
+        return num_new + [block.ref_count for block in blocks].count(0)
+
     def try_start(self, sequence: Sequence, prefix: Prefix) -> bool:
         """Gives a sequence without blocks those for all its tokens.
 
@@ -113,7 +119,7 @@ class KVCacheManager:
         num_free = self.pool.num_free - num_new - num_copied
         if num_free < len(prefix.blocks) and num_free < [block.ref_count for block in prefix.blocks].count(0):
             return None
-        if self._is_over_share(sequence, first - num_copied, num_new + num_copied, prefix):
+        if self._count_over_share(sequence, first - num_copied, num_new + num_copied, prefix):
             return None
         slots = [self.host.read(block_hash) for block_hash in prefix.host_hashes]
         self.pool.add_references(prefix.blocks)
@@ -145,14 +151,20 @@ class KVCacheManager:
                 table[index] = own.block_id
                 self._transfers.copy(block, own)
 
-    def is_over_share(self, sequence: Sequence, prefix: Prefix = NO_PREFIX) -> bool:
-        """It is its tenant's limit that keeps the sequence from having blocks for all its tokens: others of the tenant
-        have to give some back first. Other tenants need not wait for that.
+    def count_over_share(self, sequence: Sequence, prefix: Prefix = NO_PREFIX) -> int:
+        """Blocks that others of its tenant have to give back first, as the tenant may have no more; most often none.
+
+        Above 0 it is this limit that keeps the sequence from having blocks for all its tokens. Other tenants need not
+        wait for that.
         """
         prefix = prefix.without_tail(self.block_size)
         first = len(sequence.block_table) + len(prefix.blocks)
         num_new = -(-sequence.num_tokens // self.block_size) - first
-        return self._is_over_share(sequence, first, num_new, prefix)
+        return self._count_over_share(sequence, first, num_new, prefix)
+
+    def count_held_blocks(self, tenant: str) -> int:
+        """Blocks of its own that its sequences hold."""
+        return self.pool.num_owned.get(tenant, 0) - self.pool.num_free_of(tenant)
 
     def free(self, sequence: Sequence) -> None:
         """Gives all blocks back, tail first. A second call finds an empty table and does nothing."""
@@ -303,22 +315,23 @@ class KVCacheManager:
                 self._transfers.swap_out(block, slot)
         self._reuse_first(self.cache.evict(block))
 
-    def _is_over_share(self, sequence: Sequence, first: int, num_blocks: int, prefix: Prefix) -> bool:
+    def _count_over_share(self, sequence: Sequence, first: int, num_blocks: int, prefix: Prefix) -> int:
         """For `num_blocks` from index `first` of its table on, beside the blocks of the prefix."""
         tenant, pool = sequence.tenant, self.pool
         max_blocks = self._shares.of(tenant).max_blocks
         if max_blocks is None:
-            return False
+            return 0
         num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
         # those that are cached for it and that nobody holds can go
-        num_held = pool.num_owned.get(tenant, 0) - pool.num_free_of(tenant)
+        num_held = self.count_held_blocks(tenant)
         num_wanted = sum(block.ref_count == 0 and block.owner == tenant for block in prefix.blocks)
-        if num_held + num_wanted + num_blocks - num_trunk <= max_blocks:
-            return False
+        num_over = num_held + num_wanted + num_blocks - num_trunk - max_blocks
+        if num_over <= 0:
+            return 0
         # A tenant's only sequence may always have blocks, also where the limit was lowered under it: nobody would give
         # any back, and it would never end.
         num_own = sum(pool.blocks[block_id].owner == tenant for block_id in sequence.block_table)
-        return num_held > num_own
+        return min(num_over, num_held - num_own)
 
     def _reuse_first(self, unreachable: Iterable[Block]) -> None:
         for block in unreachable:

@@ -111,7 +111,7 @@ class TenantShare(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: str
     weight: float = 1.0
-    """Service of tenants that wait goes by their weights; above 0."""
+    """Service of tenants that wait goes by their weights; from 0.001 to 1000."""
     max_running: int | None = None
     """Sequences that may run at once; further ones wait."""
     guaranteed_blocks: int = 0

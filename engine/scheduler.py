@@ -4,79 +4,132 @@ There is no prefill phase and no decode phase: `num_computed_tokens` of each seq
 token budget. Chunked prefill, prefix cache hits and resuming after a preemption need no case of their own.
 """
 
-from engine.counters import SchedulerCounters
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from engine.admission import Admission, Draft
+from engine.drawn_token import failure, take_token
 from engine.errors import EngineError
-from engine.followers import Followers
+from engine.fair_share import DECODE_TOKEN, TRUNKS, FairShare
 from engine.forest import SharedNode, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
-from engine.prefix_cache import Prefix
-from engine.protocol import ErrorInfo, FinishReason, RequestOutput
+from engine.places import Places
+from engine.preemption import Preemption
+from engine.protocol import ErrorInfo, FinishReason, RequestOutput, TenantStats
 from engine.scheduled_batch import SampledToken, ScheduledBatch, ScheduledSequence, StepResult
 from engine.sequence import Sequence, SequenceStatus
-from engine.waiting_queue import WaitingQueue
-
-MAX_BYPASSES = 32
-"""Requests admitted past one that waits for blocks; then all wait until enough are free for it."""
-MAX_MISFITS = 8
-"""Requests tried in one step that do not fit, before looking for smaller ones is given up."""
+from engine.tenant_shares import TenantShares
 
 
 class Scheduler:
-    """Running sequences first, then waiting ones.
+    """Decode rows first; what the token budget leaves goes to prompts by turns of their tenants (engine.admission).
 
     A sequence gets the blocks for all its tokens when it is admitted, and further ones one by one as it grows. When
-    none is free the newest is preempted: its blocks are freed and it computes again, later, what nobody kept.
+    none is free one is preempted (engine.preemption): its blocks are freed and it computes again, later, what nobody
+    kept.
     """
 
-    def __init__(self, kv: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        shares: TenantShares,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise EngineError(
                 "max_num_seqs must be from 1 to max_num_batched_tokens, so that each running sequence can have a token "
                 f"in each step; got {max_num_seqs} and {max_num_batched_tokens}"
             )
         self.kv = kv
-        self.counters = SchedulerCounters()
-        self.waiting = WaitingQueue()
-        self.followers = Followers()
-        self.running: list[Sequence] = []
-        self._sequences: dict[str, Sequence] = {}
+        self.fair_share = FairShare(shares, kv, clock)
+        self.places = Places(kv, self.fair_share, max_num_seqs)
+        self.counters = self.places.counters
+        self.running = self.places.running
+        self.waiting = self.places.waiting
+        self.followers = self.places.followers
+        self._preemption = Preemption(kv, self.fair_share, self.places, quantum=max_num_batched_tokens)
+        self._admission = Admission(kv, self.fair_share, self.places, self._preemption)
         # of the last step: most often the next one has the same decode rows
         self._decodes: list[Sequence] = []
         self._decode_rows: tuple[ScheduledSequence, ...] = ()
+        self._num_decodes: dict[str, int] = {}
         self._nodes: tuple[SharedNode, ...] = ()
-        self._max_num_seqs = max_num_seqs
+        self._num_moves = -1
+        """Of `places` when a step had been scheduled that has decode rows only; else -1."""
+        self._filled: list[Sequence] = []
+        """Decode rows of the last step that have filled their last block."""
         self._max_num_batched_tokens = max_num_batched_tokens
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.followers)
+        return self.places.num_waiting
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._sequences
+        return request_id in self.places.sequences
 
     def __len__(self) -> int:
         """Sequences that have not ended."""
-        return len(self._sequences)
+        return len(self.places.sequences)
 
     def add(self, sequence: Sequence) -> None:
-        assert sequence.request_id not in self._sequences, f"{sequence.request_id!r} is known already"
-        self._sequences[sequence.request_id] = sequence
-        self.waiting.add(sequence)
+        self.places.add(sequence)
 
     def abort(self, request_id: str) -> None:
         """Between steps, or between a step and its `update`. An unknown id is no error."""
-        sequence = self._sequences.get(request_id)
+        sequence = self.places.sequences.get(request_id)
         if sequence is not None:
-            self._finish(sequence, FinishReason.ABORT)
+            self.places.finish(sequence, FinishReason.ABORT)
+
+    def tenant_stats(self) -> list[TenantStats]:
+        """Of the tenants with requests."""
+        return self.fair_share.stats()
 
     # ---- schedule
 
     def schedule(self) -> ScheduledBatch:
         """What the next step computes; empty only when there is nothing to do."""
+        self.fair_share.pass_time()
         num_preemptions = self.counters.preemptions
-        block_size = self.kv.block_size
+        decodes, extends = self._grow_running()
+        is_tight = self.counters.preemptions != num_preemptions
+        if is_tight:
+            decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
+            extends = [sequence for sequence in extends if sequence.status is SequenceStatus.RUNNING]
+        self._charge_decodes(decodes)
+        draft = Draft(self._max_num_batched_tokens - len(decodes), decodes, is_tight=is_tight)
+        self._admission.share_budget(draft, extends)
+        while not decodes and not draft.chunks and self.waiting and self._make_room():
+            draft = Draft(self._max_num_batched_tokens, decodes)
+            self._admission.share_budget(draft, [])
+        if decodes != self._decodes:
+            # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
+            # place among the rows: what rows share changes only with the rows.
+            self._decodes = decodes
+            self._decode_rows = tuple(ScheduledSequence(sequence, 1, True) for sequence in decodes)
+            self._num_decodes = Counter(sequence.tenant for sequence in decodes)
+            self._nodes = find_shared_nodes(decodes, self.kv.block_size)
+        self._num_moves = self.places.num_moves if not draft.chunks else -1
+        scheduled = (*self._decode_rows, *draft.chunks) if draft.chunks else self._decode_rows
+        assert scheduled or not len(self), f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
+        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes)
+
+    def _grow_running(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Gets running sequences the blocks for their newest tokens; returns decode rows and those with more to do.
+
+        Some may have been preempted meanwhile. Where nothing but decode rows ran in the last step, and all of them
+        still do, only those that have filled a block are looked at.
+        """
+        if self.places.num_moves == self._num_moves:
+            for sequence in self._filled:
+                self._grow(sequence)
+            return self._decodes.copy(), []
         decodes: list[Sequence] = []
         extends: list[Sequence] = []
+        block_size = self.kv.block_size
         for sequence in tuple(self.running):
             num_tokens = len(sequence.token_ids)
             if num_tokens <= len(sequence.block_table) * block_size or self._grow(sequence):
@@ -84,37 +137,13 @@ class Scheduler:
                     decodes.append(sequence)
                 else:
                     extends.append(sequence)
-        has_preempted = self.counters.preemptions != num_preemptions
-        if has_preempted:
-            decodes = [sequence for sequence in decodes if sequence.status is SequenceStatus.RUNNING]
-            extends = [sequence for sequence in extends if sequence.status is SequenceStatus.RUNNING]
-        budget = self._max_num_batched_tokens - len(decodes)
-        chunks: list[ScheduledSequence] = []
-        for sequence in extends:
-            if budget == 0:
-                break
-            budget -= self._schedule_chunk(sequence, budget, chunks)
-        # who was preempted has the first claim on what is free: nobody else may take it in the same step
-        if not has_preempted:
-            self._admit(budget, decodes, chunks)
-            while not decodes and not chunks and self.waiting and self._make_room():
-                self._admit(budget, decodes, chunks)
-        if decodes != self._decodes:
-            # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
-            # place among the rows: what rows share changes only with the rows.
-            self._decodes = decodes
-            self._decode_rows = tuple(ScheduledSequence(sequence, 1, True) for sequence in decodes)
-            self._nodes = find_shared_nodes(decodes, block_size)
-        scheduled = (*self._decode_rows, *chunks)
-        assert scheduled or not self._sequences, f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
-        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes)
+        return decodes, extends
 
-    @staticmethod
-    def _schedule_chunk(sequence: Sequence, budget: int, chunks: list[ScheduledSequence]) -> int:
-        num_uncomputed = sequence.num_uncomputed_tokens
-        num_new = min(num_uncomputed, budget)
-        chunks.append(ScheduledSequence(sequence, num_new, num_new == num_uncomputed and not sequence.is_trunk))
-        return num_new
+    def _charge_decodes(self, decodes: list[Sequence]) -> None:
+        is_same = decodes == self._decodes
+        num_decodes = self._num_decodes if is_same else Counter(sequence.tenant for sequence in decodes)
+        for tenant, num_rows in num_decodes.items():
+            self.fair_share.charge(self.fair_share[tenant], num_rows * DECODE_TOKEN)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Gets a running sequence the block for its newest token; False if it was preempted itself."""
@@ -124,105 +153,18 @@ class Scheduler:
             if len(self.running) == 1 and self.kv.pins.try_drop_newest():
                 continue
             assert len(self.running) > 1, f"{sequence.request_id!r} does not fit though it runs alone"
-            victim = self._find_victim(sequence.tenant if self.kv.is_over_share(sequence) else None)
-            self._preempt(victim)
+            victim = self._preemption.find_victim_of_growth(sequence)
+            self.places.preempt(victim)
             if victim is sequence:
                 return False
         return True
 
     def _make_room(self) -> bool:
         """Nothing runs, and nothing that waits fits beside the pins: they give way to requests, but not to trunks."""
-        for sequence in self.waiting:
-            if sequence.is_trunk:
-                self._finish(sequence, FinishReason.ERROR)
-                return True
+        if TRUNKS in self.waiting.tenants:
+            self.places.finish(self.waiting.of(TRUNKS)[0], FinishReason.ERROR)
+            return True
         return self.kv.pins.try_drop_newest()
-
-    def _find_victim(self, tenant: str | None) -> Sequence:
-        """The newest request names the tenant, if none is given; of that tenant's the least urgent goes, and of those
-        the newest.
-        """
-        if tenant is None:
-            tenant = max(self.running, key=lambda sequence: sequence.arrival).tenant
-        return max(
-            (sequence for sequence in self.running if sequence.tenant == tenant),
-            key=lambda sequence: (sequence.priority, sequence.arrival),
-        )
-
-    def _preempt(self, sequence: Sequence) -> None:
-        self._leave_running(sequence)
-        sequence.status = SequenceStatus.WAITING
-        sequence.num_preemptions += 1
-        if sequence.num_output_tokens == 0:
-            sequence.prompt_logprobs.clear()
-        self.counters.preemptions += 1
-        self.waiting.add(sequence)
-
-    def _admit(self, budget: int, decodes: list[Sequence], chunks: list[ScheduledSequence]) -> None:
-        """Waiting sequences in order, while there are budget, places and blocks.
-
-        One that shares a block with what a running sequence is computing waits for it and holds nobody up. One that
-        is too large for the free blocks is passed by smaller ones, but not for ever.
-        """
-        if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
-            return  # before the queue is looked at, which costs as much as there are tenants
-        done: list[Sequence] = []  # no longer in the queue, which cannot change while it is walked
-        misfits: list[Sequence] = []
-        at_limit: set[str] = set()
-        """Tenants that wait for their own sequences to give blocks back: the others need not."""
-        for sequence in self.waiting:
-            if sequence.tenant in at_limit:
-                continue
-            if budget == 0 or len(self.running) == self._max_num_seqs or self.kv.num_free_blocks == 0:
-                break
-            if len(misfits) == MAX_MISFITS or any(misfit.num_bypasses >= MAX_BYPASSES for misfit in misfits):
-                break
-            prefix = self.kv.find_longest_prefix(sequence)
-            block_hash = self._find_what_to_wait_for(sequence, prefix)
-            if block_hash is not None:
-                self.followers.park(sequence, block_hash)
-                done.append(sequence)
-                continue
-            if not self.kv.try_start(sequence, prefix):
-                if self.kv.is_over_share(sequence, prefix):
-                    at_limit.add(sequence.tenant)
-                else:
-                    misfits.append(sequence)
-                continue
-            for misfit in misfits:
-                misfit.num_bypasses += 1
-            self._start(sequence)
-            done.append(sequence)
-            if sequence.num_uncomputed_tokens == 1 and not sequence.is_trunk:
-                decodes.append(sequence)
-                budget -= 1
-            else:
-                budget -= self._schedule_chunk(sequence, budget, chunks)
-        for sequence in done:
-            self.waiting.remove(sequence)
-
-    def _find_what_to_wait_for(self, sequence: Sequence, prefix: Prefix) -> bytes | None:
-        """The last block, or tail, behind the known prefix that a running sequence is computing; None if it is none."""
-        # what the host has is missing too: somebody may be swapping it in
-        num_full = prefix.num_tokens // self.kv.block_size
-        missing = self.kv.shareable_hashes(sequence)[num_full - len(prefix.host_hashes) :]
-        num_claimed = self.followers.count_claimed(missing)
-        index = max(num_full, num_full - len(prefix.host_hashes) + num_claimed)
-        num_known = max(prefix.num_tokens, index * self.kv.block_size)
-        for end, tail_hash in self.kv.shareable_tails(sequence, index):
-            if min(end, sequence.num_tokens - 1) > num_known and self.followers.is_claimed(tail_hash):
-                return tail_hash
-        return missing[num_claimed - 1] if num_claimed else None
-
-    def _start(self, sequence: Sequence) -> None:
-        sequence.status = SequenceStatus.RUNNING
-        self.running.append(sequence)
-        self.followers.claim(sequence, self.kv.unpublished_hashes(sequence))
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            if sequence.choice == 0 and not sequence.is_trunk:
-                self.counters.query_tokens += sequence.num_prompt_tokens
-                self.counters.hit_tokens += sequence.num_cached_tokens
 
     # ---- update
 
@@ -231,35 +173,59 @@ class Scheduler:
         num_samples = batch.num_decodes + sum(scheduled.samples for scheduled in batch.extends)
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
         self.kv.settle_transfers(has_succeeded=True)
-        counters, block_size, running = self.counters, self.kv.block_size, SequenceStatus.RUNNING
-        counters.steps += 1
+        self.counters.steps += 1
         outputs: list[RequestOutput] = []
         tokens = iter(result.tokens)
-        for sequence, num_new_tokens, samples in batch.sequences:
+        self._take_decodes(batch, tokens, outputs, result)
+        for sequence, num_new_tokens, samples in batch.extends:
             sampled = next(tokens) if samples else None
-            if sequence.status is not running:
+            if sequence.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            num_computed = sequence.num_computed_tokens
-            if num_computed < sequence.num_prompt_tokens:
+            if sequence.num_computed_tokens < sequence.num_prompt_tokens:
                 self._take_prompt_chunk(sequence, num_new_tokens, result)
             else:
-                num_computed += num_new_tokens
+                sequence.num_computed_tokens += num_new_tokens
+                self.places.wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+            if sampled is not None:
+                output = take_token(sequence, sampled)
+                outputs.append(output)
+                if output.finish_reason is not None:
+                    self.places.finish(sequence, output.finish_reason)
+        self.counters.generation_tokens += sum([output.error is None for output in outputs])
+        return outputs
+
+    def _take_decodes(
+        self, batch: ScheduledBatch, tokens: Iterator[SampledToken], outputs: list[RequestOutput], result: StepResult
+    ) -> None:
+        """Of each step there are hundreds: what most of them do is done here and not in a call."""
+        block_size, running = self.kv.block_size, SequenceStatus.RUNNING
+        self._filled = filled = []
+        for (sequence, _, _), sampled in zip(batch.decodes, tokens, strict=False):
+            if sequence.status is not running:
+                continue  # aborted while the step ran
+            num_computed = sequence.num_computed_tokens + 1
+            if num_computed <= sequence.num_prompt_tokens:
+                self._take_prompt_chunk(sequence, 1, result)
+            else:
                 sequence.num_computed_tokens = num_computed
                 if num_computed // block_size > sequence.num_published_blocks:
-                    self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
-            if sampled is not None:
-                outputs.append(self._take_token(sequence, sampled))
-        return outputs
+                    self.places.wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+            if num_computed % block_size == 0:
+                filled.append(sequence)
+            output = take_token(sequence, sampled)
+            outputs.append(output)
+            if output.finish_reason is not None:
+                self.places.finish(sequence, output.finish_reason)
 
     def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
         start = sequence.num_computed_tokens
         end = min(start + num_new_tokens, sequence.num_prompt_tokens)
         self.counters.prompt_tokens_computed += end - start
         sequence.num_computed_tokens = start + num_new_tokens
-        self._wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
-        self._wake(self.followers.publish(self.kv.commit_tails(sequence)))
+        self.places.wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
+        self.places.wake(self.followers.publish(self.kv.commit_tails(sequence)))
         if sequence.is_trunk and sequence.num_uncomputed_tokens == 0:
-            self._finish(sequence, FinishReason.STOP)
+            self.places.finish(sequence, FinishReason.STOP)
         if not sequence.wants_prompt_logprobs:
             return
         entries = result.prompt_logprobs.get(sequence.request_id, [])
@@ -269,82 +235,17 @@ class Scheduler:
         )
         sequence.prompt_logprobs += entries
 
-    def _take_token(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
-        if sampled.fault is not None:
-            return self._fail(sequence, ErrorInfo(sampled.fault, "engine_error"))
-        token_id = sampled.token_id
-        self.counters.generation_tokens += 1
-        sequence.token_ids.append(token_id)
-        num_output_tokens = len(sequence.token_ids) - sequence.num_prompt_tokens
-        output = RequestOutput(request_id=sequence.request_id, token_ids=[token_id])
-        if sampled.logprobs is not None:
-            output.logprobs = [sampled.logprobs]
-        if num_output_tokens == 1:
-            output.num_cached_tokens = sequence.num_cached_tokens
-            output.num_cached_trunk_tokens = sequence.num_cached_trunk_tokens
-            output.num_cached_host_tokens = sequence.num_cached_host_tokens
-            if sequence.params.prompt_logprobs is not None:
-                output.prompt_logprobs = [None, *sequence.prompt_logprobs]
-                sequence.prompt_logprobs = []
-        # the sampler masks what may not end the sequence yet; should it be drawn all the same, it ends nothing
-        if token_id in sequence.stop_ids and num_output_tokens > sequence.params.min_tokens:
-            output.finish_reason = FinishReason.STOP
-            output.stop_token_id = token_id
-            self._finish(sequence, FinishReason.STOP)
-        elif num_output_tokens >= sequence.max_output_tokens:
-            output.finish_reason = FinishReason.LENGTH
-            self._finish(sequence, FinishReason.LENGTH)
-        return output
-
     def fail(self, batch: ScheduledBatch, error: ErrorInfo) -> list[RequestOutput]:
         """The step failed: its sequences end with `error`, and nothing that it may have written is published."""
         self.kv.settle_transfers(has_succeeded=False)
         outputs = []
         for sequence, _, _ in batch.sequences:
             if sequence.status is SequenceStatus.RUNNING:
-                output = self._fail(sequence, error)
+                self.places.finish(sequence, FinishReason.ERROR)
                 if not sequence.is_trunk:
-                    outputs.append(output)
+                    outputs.append(failure(sequence, error))
         return outputs
-
-    def _fail(self, sequence: Sequence, error: ErrorInfo) -> RequestOutput:
-        self._finish(sequence, FinishReason.ERROR)
-        return RequestOutput(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
-
-    # ---- leaving
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.status is SequenceStatus.RUNNING:
-            if reason is not FinishReason.ERROR:
-                self.kv.commit_end(sequence)
-            self._leave_running(sequence)
-        elif sequence in self.followers:
-            self.followers.discard(sequence)
-        else:
-            self.waiting.remove(sequence)
-        sequence.status = SequenceStatus.FINISHED
-        sequence.finish_reason = reason
-        del self._sequences[sequence.request_id]
-
-    def _leave_running(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        tails = [tail_hash for _, tail_hash in sequence.unpublished_tails]
-        unpublished = sequence.block_hashes[sequence.num_published_blocks :] + tails
-        self._wake(self.followers.give_up(sequence, unpublished))
-        self.kv.free(sequence)
-
-    def _wake(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            self.waiting.add(sequence)
 
     def check_integrity(self) -> None:
         """Raises AssertionError, with data, unless every sequence is in one place and every block accounted for."""
-        self.kv.check_integrity(self.running)
-        self.followers.check_integrity(self.running)
-        places = [*self.running, *self.waiting, *self.followers]
-        assert len(places) == len(set(places)) == len(self._sequences), [s.request_id for s in places]
-        assert set(places) == set(self._sequences.values()), (places, self._sequences)
-        for sequence in places:
-            is_running = sequence.status is SequenceStatus.RUNNING
-            assert is_running == (sequence in self.running), f"{sequence.request_id!r} is {sequence.status}"
-            assert is_running or not sequence.block_table, f"{sequence.request_id!r} waits with blocks"
+        self.places.check_integrity()

@@ -70,6 +70,8 @@ class Sequence:
     # set by the scheduler
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens that came from the prefix cache when it was first admitted; None before."""
+    num_served_tokens: int = field(default=0, init=False)
+    """Tokens that were computed before it was last preempted, or taken from the prefix cache since."""
     num_preemptions: int = field(default=0, init=False)
     num_bypasses: int = field(default=0, init=False)
     """Requests admitted past this one while it waited for blocks."""

@@ -5,6 +5,9 @@ from collections.abc import Iterable
 
 from engine.protocol import TenantShare
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""So far apart that counters of both still differ by a token (engine.fair_share)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,6 @@ class TenantShares:
 
 
 def _makes_sense(share: TenantShare) -> bool:
-    is_weight = 0 < share.weight < float("inf")
+    is_weight = MIN_WEIGHT <= share.weight <= MAX_WEIGHT
     is_maximum = all(limit is None or limit >= 1 for limit in (share.max_running, share.max_blocks))
     return is_weight and is_maximum and share.guaranteed_blocks >= 0

@@ -1,8 +1,7 @@
 """Sequences that wait for admission, in the order in which they may have it."""
 
-import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 
 from engine.sequence import Sequence
 
@@ -11,12 +10,8 @@ def _order_within_tenant(sequence: Sequence) -> tuple[int, bool, int]:
     return sequence.priority, sequence.num_preemptions == 0, sequence.arrival
 
 
-def _order_of_heads(sequence: Sequence) -> tuple[bool, int]:
-    return sequence.num_preemptions == 0, sequence.arrival
-
-
 class WaitingQueue:
-    """A queue for each tenant, by priority and then arrival; the tenants' heads go by arrival.
+    """A queue for each tenant, by priority and then arrival; whose turn it is is not said here (engine.fair_share).
 
     So a priority orders the requests of its own tenant only. What was preempted has been answering somebody and goes
     before what has not begun.
@@ -28,9 +23,22 @@ class WaitingQueue:
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._queues.values())
 
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
     def __iter__(self) -> Iterator[Sequence]:
-        """In order. The queue must not change meanwhile."""
-        return heapq.merge(*self._queues.values(), key=_order_of_heads)
+        """One tenant after the other."""
+        for queue in self._queues.values():
+            yield from queue
+
+    @property
+    def tenants(self) -> KeysView[str]:
+        """Of which something waits."""
+        return self._queues.keys()
+
+    def of(self, tenant: str) -> list[Sequence]:
+        """In order; not to be changed. Raises KeyError if nothing of it waits."""
+        return self._queues[tenant]
 
     def add(self, sequence: Sequence) -> None:
         insort(self._queues.setdefault(sequence.tenant, []), sequence, key=_order_within_tenant)

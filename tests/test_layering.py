@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parent.parent
 TORCH_FREE_ENGINE = [
     *("config", "protocol", "errors", "prepared", "sampling_params", "sequence", "scheduled_batch", "forest"),
     *("block_hash", "block_pool", "prefix_cache", "kv_cache_manager", "scheduler", "shadow_kv", "core", "process"),
+    *("fair_share", "places", "preemption", "admission", "drawn_token"),
     *("followers", "waiting_queue", "trunk_hashes", "beam_search"),
     *("client", "token_stream", "inproc_client", "models.fingerprint"),
     *("text.tokenizer", "text.chat_template", "text.detokenizer", "text.stop_strings"),

@@ -118,6 +118,8 @@ async def test_an_assistant_edited_fifty_times_while_twenty_chats_run_and_the_bu
         bench.versions.append(version)
         firsts.append(start_chat(version))  # before anybody has computed it
         await bench.turn()
+        if firsts[-1] not in bench.running:
+            firsts.pop()  # it had to wait, and may find what is computed meanwhile for the trunk
         version.state = await bench.pin(version.trunk_id, version.token_ids, version.key)
         if number:
             old = bench.versions[number - 1]
@@ -136,7 +138,8 @@ async def test_an_assistant_edited_fifty_times_while_twenty_chats_run_and_the_bu
         await bench.turn()
     for name, (prompt, num_tokens) in prompts.items():
         bench.assert_complete(name, prompt, num_tokens)
-    assert [bench.outputs[name].num_cached_tokens for name in firsts] == [0] * NUM_VERSIONS, "a stale hit"
+    assert len(firsts) > NUM_VERSIONS // 2
+    assert [bench.outputs[name].num_cached_tokens for name in firsts] == [0] * len(firsts), "a stale hit"
     assert (bench.core.stats().preemptions > 0) == (num_blocks == 60)
     assert (bench.core.stats().host.swapped_in > 0) == (num_host_blocks > 0)
     last = bench.versions[-1]

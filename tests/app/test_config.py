@@ -90,6 +90,7 @@ def test_keys_are_nowhere_in_what_is_kept(tmp_path: Path) -> None:
             (f'[[tenants]]\nid = "a"\nkey = "12345678"\n{setting}', f"tenants[0]{complaint}")
             for setting, complaint in (
                 ("weight = 0", ".weight: "),
+                ("weight = 1001", ".weight: "),
                 ("weight = inf", ".weight: "),
                 ("weight = true", ".weight: "),
                 ("max_running = 0", ".max_running: "),

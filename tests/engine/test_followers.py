@@ -62,6 +62,18 @@ def test_one_that_is_aborted_no_longer_waits():
     assert followers.publish([b"1"]) == [B]
 
 
+def test_of_each_leader_one_follower_of_each_other_tenant_is_named():
+    followers = led()
+    parked = [make_sequence(f"{tenant}{i}", [1], tenant=tenant) for i in range(2) for tenant in ("", "t", "u")]
+    for sequence in parked:
+        followers.park(sequence, b"2")
+    assert followers.leader(b"2") is LEADER
+    assert sorted((follower.request_id, leader) for follower, leader in followers.of_other_tenants()) == [
+        ("t0", LEADER),
+        ("u0", LEADER),
+    ]
+
+
 def test_nobody_waits_for_what_nobody_computes():
     with pytest.raises(AssertionError, match="'a' would wait for a block that nobody computes"):
         led().park(A, b"x")

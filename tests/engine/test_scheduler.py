@@ -2,11 +2,13 @@
 
 import pytest
 
+from engine.admission import MAX_BYPASSES
 from engine.errors import EngineError
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, ErrorInfo, FinishReason, Scope
 from engine.scheduled_batch import BlockCopy, SampledToken, StepResult
-from engine.scheduler import MAX_BYPASSES, Scheduler
+from engine.scheduler import Scheduler
+from engine.tenant_shares import TenantShares
 from tests.engine.fake_runner import Bench, continuation, ids, next_token
 
 # ---- one token budget
@@ -63,7 +65,7 @@ def test_no_more_sequences_run_than_there_are_places():
 def test_a_budget_below_one_token_for_each_is_refused():
     kv = KVCacheManager(4, 8, b"root")
     with pytest.raises(EngineError, match=r"max_num_seqs must be from 1 to max_num_batched_tokens.*got 9 and 8"):
-        Scheduler(kv, max_num_seqs=9, max_num_batched_tokens=8)
+        Scheduler(kv, TenantShares(), max_num_seqs=9, max_num_batched_tokens=8)
 
 
 def test_rows_of_one_token_are_decodes_when_it_is_the_last():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.block_pool import BlockPool
-from engine.protocol import END, FinishReason, PinTrunk, Scope, TrunkPin
+from engine.protocol import END, FinishReason, PinTrunk, Scope, TenantShare, TrunkPin
 from tests.engine.fake_runner import Bench, continuation
 
 SETTINGS = settings(
@@ -25,7 +25,7 @@ SETTINGS = settings(
 BLOCK_SIZE = 8
 TRUNK = [7, 3, 9, 1] * 10
 """Prompts begin with parts of it, so that many of them share blocks."""
-
+TENANTS = ["", "t", "u"]
 
 Known = tuple[tuple[bytes, ...], tuple[int, ...]]
 """Tokens, and the scope keys of their full blocks and of the block in which they end."""
@@ -88,12 +88,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_budget=st.integers(0, 30),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         pin_budget=st.sampled_from([0.2, 0.5, 1.0]),
+        max_running=st.lists(st.sampled_from([None, 1, 2]), min_size=len(TENANTS), max_size=len(TENANTS)),
     )
     def start(
-        self, num_blocks: int, max_num_seqs: int, extra_budget: int, enable_prefix_caching: bool, pin_budget: float
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        enable_prefix_caching: bool,
+        pin_budget: float,
+        max_running: list[int | None],
     ) -> None:
         self.budget, self.max_num_seqs = max_num_seqs + extra_budget, max_num_seqs
         self.num_blocks = num_blocks
+        self.now_s = 0.0
         self.bench = Bench(
             num_blocks,
             max_num_seqs=max_num_seqs,
@@ -101,7 +109,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_waiting=10_000,
             enable_prefix_caching=enable_prefix_caching,
             pin_budget=pin_budget,
+            clock=lambda: self.now_s,
         )
+        self.max_running = dict(zip(TENANTS, max_running, strict=True))
+        self.set_weights([1.0] * len(TENANTS))
         self.max_pinned = int(pin_budget * num_blocks)
         self.version = 0
         """Of the assistant: each has its own scope."""
@@ -115,6 +126,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tenants: dict[str, str] = {}
         self.written: set[Known] = set()
         """What some step has computed, of every length."""
+
+    @rule(weights=st.lists(st.sampled_from([0.25, 1.0, 3.0]), min_size=len(TENANTS), max_size=len(TENANTS)))
+    def set_weights(self, weights: list[float]) -> None:
+        self.bench.core.set_tenants(
+            TenantShare(tenant=tenant, weight=weight, max_running=self.max_running[tenant])
+            for tenant, weight in zip(TENANTS, weights, strict=True)
+        )
+
+    @rule(seconds=st.sampled_from([0.1, 5.0, 1000.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
 
     def add(self, prompt_ids: list[int], max_tokens: int, tenant: str, trunk_end: int, **more: int) -> None:
         scopes = [Scope(trunk_end, self.trunk_key), Scope(END, tenant.encode())] if trunk_end else [Scope(END, b"")]
@@ -138,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_shared=st.sampled_from([0, 7, 8, 9, 16, 24, 31, 32, 40]),
         herd=st.lists(st.lists(st.integers(0, 3), max_size=20), min_size=1, max_size=5),
         max_tokens=st.integers(1, 40),
-        tenant=st.sampled_from(["", "t"]),
+        tenant=st.sampled_from(TENANTS),
         trunk_end=st.sampled_from([0, 20, 33]),
         priority=st.integers(0, 2),
         choice=st.integers(0, 1),
@@ -267,7 +289,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.bench.core.scheduler.running:
             for block_id in sequence.block_table[sequence.num_computed_tokens // BLOCK_SIZE :]:
                 assert blocks[block_id].ref_count == 1, f"{sequence.request_id} writes {blocks[block_id]}"
-        assert self.bench.core.stats().blocks.pinned <= self.max_pinned
+        stats = self.bench.core.stats()
+        assert stats.blocks.pinned <= self.max_pinned
+        for tenant in stats.tenants:
+            max_running = self.max_running[tenant.tenant]
+            assert max_running is None or tenant.running <= max_running
 
     def check_cached(self, request_id: str, num_cached_tokens: int) -> None:
         """Somebody in the same scopes has computed it; of what it ends in perhaps one token more."""

@@ -22,6 +22,8 @@ def test_a_tenant_has_the_share_that_was_said_last_or_the_defaults() -> None:
     [
         TenantShare(tenant="acme", weight=0.0),
         TenantShare(tenant="acme", weight=float("nan")),
+        TenantShare(tenant="acme", weight=0.0009),
+        TenantShare(tenant="acme", weight=1001.0),
         TenantShare(tenant="acme", max_running=0),
         TenantShare(tenant="acme", max_blocks=0),
         TenantShare(tenant="acme", guaranteed_blocks=-1),
