@@ -8,6 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from app.byte_size import parse_byte_size
 from app.config import ConfigError, find_redis_url
 from app.demo_model import DemoModelError, ensure_demo_model
 from app.doctor import examine
@@ -53,6 +54,13 @@ StateDir = Annotated[
 ]
 
 
+def _byte_size(text: str | int) -> int:
+    try:
+        return parse_byte_size(str(text))
+    except ValueError as e:
+        raise typer.BadParameter(str(e)) from e
+
+
 @app.callback()
 def trunkline() -> None:
     """An asyncio streaming chat backend in which many chats share one system prompt."""
@@ -90,6 +98,14 @@ def serve(
     num_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks; by default from the memory that is free.")
     ] = None,
+    host_cache_bytes: Annotated[
+        int,
+        typer.Option(
+            parser=_byte_size,
+            metavar="SIZE",
+            help="Host memory for KV blocks that have to make room, such as 8GiB; of use with a GPU.",
+        ),
+    ] = 0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at a time; others wait.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
@@ -113,6 +129,7 @@ def serve(
         max_model_len=max_model_len,
         block_size=int(block_size),  # type: ignore[arg-type]
         num_blocks=num_blocks,
+        host_cache_bytes=host_cache_bytes,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         threads=threads,

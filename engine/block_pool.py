@@ -76,11 +76,14 @@ class BlockPool:
 
     def add_references(self, blocks: Sequence[Block]) -> None:
         """As many in one call: a fork takes hundreds. None of them may be the null block, or be there twice."""
-        free = [block for block in blocks if block.ref_count == 0]
+        free = []
+        for block in blocks:
+            ref_count = block.ref_count
+            if ref_count == 0:
+                free.append(block)
+            block.ref_count = ref_count + 1
         if free:
             self.free_list.remove_all(free)
-        for block in blocks:
-            block.ref_count += 1
 
     def release(self, blocks_tail_first: Iterable[Block]) -> None:
         """Takes one reference from each; those left with none become free.

@@ -46,7 +46,10 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
-    result = run("serve", *words.split(), *more.split(), "--state-dir", str(tmp_path / "s"), "--check-kv")
+    host = "--host-cache-bytes 512MiB"
+    result = run(
+        "serve", *words.split(), *more.split(), *host.split(), "--state-dir", str(tmp_path / "s"), "--check-kv"
+    )
     assert result.exit_code == 0, result.output
     (options,) = got
     assert options == ServeOptions(
@@ -62,6 +65,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             max_num_seqs=5,
             max_num_batched_tokens=64,
             threads=3,
+            host_cache_bytes=512 * 2**20,
             check_kv=True,
         ),
         host="::1",
@@ -72,6 +76,13 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run("serve", "--model", model, "--state-dir", str(tmp_path / "s"))
     assert got[1].engine == EngineConfig(model_dir="")
     assert (got[1].host, got[1].port) == ("127.0.0.1", 8000)
+
+
+def test_a_size_that_is_none_is_a_usage_error(model: str, tmp_path: Path) -> None:
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), "--host-cache-bytes", "much")
+    assert result.exit_code == 2
+    assert "'much' is not a size" in result.output
+    assert not (tmp_path / "s").exists(), "before anything starts"
 
 
 def test_the_exit_code_is_the_servers(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

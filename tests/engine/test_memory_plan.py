@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig, ModelConfig, RopeConfig
-from engine.errors import ModelNotSupported, NotEnoughMemory
+from engine.errors import EngineError, ModelNotSupported, NotEnoughMemory
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
 
 MIB, GIB = 2**20, 2**30
@@ -70,6 +70,26 @@ def test_a_context_that_was_asked_for_has_to_fit() -> None:
         plan(512 * MIB, max_model_len=8192)
     with pytest.raises(NotEnoughMemory, match="a KV cache for 16 tokens needs 1 MiB, but 0 MiB are available"):
         plan(1 * MIB)
+
+
+def test_the_host_tier_is_in_the_plan_and_has_to_fit() -> None:
+    on_cpu = plan(4 * GIB, host_cache_bytes=GIB)
+    assert (on_cpu.num_host_blocks, on_cpu.host_bytes) == (GIB // 368_640, GIB // 368_640 * 368_640)
+    # what the host tier takes is not there for the pool
+    assert on_cpu.num_blocks == int((4 * GIB - on_cpu.host_bytes) * 0.25) // 368_640 - 1
+    on_gpu = plan(4 * GIB, available_host_bytes=2 * GIB, on_gpu=True, host_cache_bytes=2 * GIB)
+    assert on_gpu.num_blocks == int(4 * GIB * 0.9) // 368_640 - 1
+    assert str(plan(16 * GIB, num_blocks=1000, host_cache_bytes=GIB)).endswith(
+        ", context 8,192, host tier 1,024 MiB: 2,912 blocks"
+    )
+    with pytest.raises(NotEnoughMemory, match="the host tier needs 3,072 MiB, but 2,048 MiB are available"):
+        plan(4 * GIB, available_host_bytes=2 * GIB, on_gpu=True, host_cache_bytes=3 * GIB)
+    with pytest.raises(NotEnoughMemory, match="a KV cache of 4000 blocks needs 1,407 MiB, but 1,024 MiB are available"):
+        plan(2 * GIB, num_blocks=4000, host_cache_bytes=GIB)
+    with pytest.raises(NotEnoughMemory, match="a host tier of one block needs 0 MiB, but 0 MiB are available"):
+        plan(GIB, host_cache_bytes=368_639)
+    with pytest.raises(EngineError, match="host_cache_bytes must be at least 0, got -1"):
+        plan(GIB, host_cache_bytes=-1)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_loaded() -> None:

@@ -14,7 +14,7 @@ from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.sampling_params import SamplingParams
-from engine.scheduled_batch import BlockCopy, ScheduledBatch, Transfers
+from engine.scheduled_batch import BlockCopy, ScheduledBatch, SwapIn, SwapOut, Transfers
 from tests.engine.runner_driver import GREEDY, RunnerDriver
 from tests.tiny_model import make_tiny
 
@@ -89,6 +89,31 @@ def test_a_copied_block_goes_on_like_its_source(driver: RunnerDriver) -> None:
     batch = driver.batch([(twin, 1)])
     result = driver.runner.execute(ScheduledBatch(batch.sequences, 1, Transfers(copies=(BlockCopy(2, 9),))))
     assert result.tokens[0].token_id == int(expected.argmax())
+
+
+def test_a_swapped_block_goes_on_like_its_source(model: PreparedModel) -> None:
+    """Block 1 goes out in the step that writes other tokens into it, comes back as 30 and is copied to 31 at once."""
+    driver = RunnerDriver(start(model, host_cache_bytes=4 * 8192))
+    assert (driver.runner.info.num_host_blocks, driver.runner.info.kv_bytes_per_token) == (4, 512)
+    assert driver.runner.swap_time.block_s >= 0
+    source = driver.sequence(PROMPT[:21])
+    driver.logits([(source, 20)])
+    expected = driver.logits_in_chunks(PROMPT[:21], [20, 1])[-1]
+    other = driver.sequence(PROMPT[30:50])
+    other.block_table = [1, 20]
+    batch = driver.batch([(other, 20)])
+    driver.runner.execute(ScheduledBatch(batch.sequences, 0, Transfers(swap_outs=(SwapOut(1, 3),))))
+    twin = driver.sequence(PROMPT[:21])
+    twin.block_table, twin.num_computed_tokens = [31, 2], 20
+    batch = driver.batch([(twin, 1)])
+    moves = Transfers(swap_ins=(SwapIn(3, 30),), copies=(BlockCopy(30, 31),))
+    result = driver.runner.execute(ScheduledBatch(batch.sequences, 1, moves))
+    assert result.tokens[0].token_id == int(expected.argmax())
+
+
+def test_a_swap_without_a_host_tier_is_an_error(driver: RunnerDriver) -> None:
+    with pytest.raises(AssertionError, match="without a host tier"):
+        driver.runner.execute(ScheduledBatch((), 0, Transfers(swap_outs=(SwapOut(1, 0),))))
 
 
 def test_a_step_of_copies_alone(driver: RunnerDriver) -> None:
