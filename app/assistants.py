@@ -90,7 +90,7 @@ def trunk_id(assistant: Assistant) -> str:
     return f"{assistant.id}@{assistant.version}.{tokenisation.hexdigest()[:8]}"
 
 
-def assistant_and_version(trunk_id: str) -> tuple[str, str]:
-    """Of which assistant a trunk is, and of which version of it."""
-    assistant_id, _, version = trunk_id.rpartition("@")
+def assistant_and_version(of_trunk: str) -> tuple[str, str]:
+    """The assistant that the trunk of this id belongs to, and its version."""
+    assistant_id, _, version = of_trunk.rpartition("@")
     return assistant_id, version.partition(".")[0]

@@ -64,5 +64,5 @@ class Reloader:
 
 
 def _summary(configured: Configured) -> str:
-    num_tenants = len(configured.file_config.tenants)
-    return f"{len(configured.file_config.assistants)} assistants, {num_tenants or 'no'} tenants"
+    said = configured.file_config
+    return f"assistants: {len(said.assistants)}, tenants: {len(said.tenants)}"
