@@ -42,6 +42,8 @@ class Supervisor:
         self._clock = clock
         self._sleep = sleep
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._owed_hangups: set[str] = set()
+        """Children to which SIGHUP is still to be passed on."""
         self._stop_requested = asyncio.Event()
         self._kill_requested = asyncio.Event()
 
@@ -86,11 +88,17 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
 
     def pass_on_hangup(self) -> None:
-        """SIGHUP to each child that takes it. One that is just being started reads its configuration anyway."""
+        """SIGHUP to each child that takes it; to one that is just being started, as soon as it is there."""
         for spec in self._children:
-            process = self._processes.get(spec.name)
-            if spec.takes_hangup and process is not None:
-                send_signal(process, signal.SIGHUP)
+            if spec.takes_hangup:
+                self._owed_hangups.add(spec.name)
+                self._pay_hangup(spec.name)
+
+    def _pay_hangup(self, name: str) -> None:
+        process = self._processes.get(name)
+        if process is not None and name in self._owed_hangups:
+            self._owed_hangups.remove(name)
+            send_signal(process, signal.SIGHUP)
 
     def pid(self, name: str) -> int | None:
         """Of the child of this name; None while it does not run."""
@@ -126,6 +134,7 @@ class Supervisor:
 
         async def start() -> None:
             self._processes[spec.name] = await start_child(spec)
+            self._pay_hangup(spec.name)
 
         starting = asyncio.create_task(start(), name=f"start {spec.name}")
         try:

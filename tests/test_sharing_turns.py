@@ -9,6 +9,7 @@ The engine is a fake one which answers in letters, one token each. The tokenizer
 answers, so that an answer is found again only if its very ids are kept.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import httpx
 import pytest
 
 from app.config import AssistantConfig, FileConfig
+from app.disconnect import cancel_and_wait
 from app.prefill import Prefill
 from engine.core import EngineCore
 from engine.models.prepare import prepare
@@ -85,7 +87,11 @@ class World:
             gateway.http(key=None) as http,
         ):
             [assistant] = gateway.services.current.assistants
-            await Prefill(engine, gateway.services.prompts, [assistant]).run()
+            prefill = Prefill(engine, gateway.services.prompts)
+            prefill.keep(gateway.services.current.assistants)
+            task = asyncio.create_task(prefill.run())
+            await prefill.wait_settled()
+            await cancel_and_wait(task)
             yield Life(engine, http, len(assistant.trunk_ids))
 
     def answer(self, prompt_ids: list[int]) -> str:

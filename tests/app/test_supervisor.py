@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from app.child import ChildSpec, RestartPolicy
+from app import supervisor
+from app.child import ChildSpec, RestartPolicy, start_child
 from app.supervisor import Supervisor
 
 FOREVER = "exec sleep 1000"
@@ -169,6 +170,28 @@ async def test_sighup_reaches_those_that_take_it_and_ends_nobody(tmp_path: Path)
     watched.supervisor.stop()
     assert await watched.running == 0
     assert watched.reports == []
+
+
+async def test_a_sighup_that_comes_while_a_child_is_being_started_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, may_go_on = tmp_path / "told", asyncio.Event()
+
+    async def start_slowly(spec: ChildSpec) -> asyncio.subprocess.Process:
+        process = await start_child(spec)
+        await may_go_on.wait()
+        return process
+
+    monkeypatch.setattr(supervisor, "start_child", start_slowly)
+    taker = ChildSpec("gateway", [sys.executable, "-c", TELLS_HANGUPS, str(told)], takes_hangup=True)
+    watched = Watched(taker)
+    await until(lambda: told.exists() and told.read_text() == "ready ")
+    assert watched.supervisor.pid("gateway") is None
+    watched.supervisor.pass_on_hangup()
+    may_go_on.set()
+    await until(lambda: told.read_text() == "ready hangup ")
+    watched.supervisor.stop()
+    assert await watched.running == 0
 
 
 SUPERVISOR = """
