@@ -326,10 +326,10 @@ class KVCacheManager:
         num_held = self.count_held_blocks(tenant)
         num_wanted = sum(block.ref_count == 0 and block.owner == tenant for block in prefix.blocks)
         num_over = num_held + num_wanted + num_blocks - num_trunk - max_blocks
-        if num_over <= 0:
-            return 0
-        # A tenant's only sequence may always have blocks, also where the limit was lowered under it: nobody would give
-        # any back, and it would never end.
+        if num_over <= 0 or prefix.tail is not None:
+            return max(num_over, 0)  # a tail can be left
+        # A tenant's only sequence may always have the blocks for its tokens, also where the limit was lowered under it:
+        # nobody would give any back, and it would never end.
         num_own = sum(pool.blocks[block_id].owner == tenant for block_id in sequence.block_table)
         return min(num_over, num_held - num_own)
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.block_pool import BlockPool
 from engine.protocol import END, FinishReason, PinTrunk, Scope, TenantShare, TrunkPin
+from engine.scheduled_batch import ScheduledBatch
 from tests.engine.fake_runner import Bench, continuation
 
 SETTINGS = settings(
@@ -99,6 +100,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         pin_budget: float,
         max_running: list[int | None],
     ) -> None:
+        self.begin(num_blocks, max_num_seqs, extra_budget, enable_prefix_caching, pin_budget, max_running)
+
+    def begin(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        extra_budget: int,
+        enable_prefix_caching: bool,
+        pin_budget: float,
+        max_running: list[int | None],
+        num_host_blocks: int = 0,
+    ) -> None:
         self.budget, self.max_num_seqs = max_num_seqs + extra_budget, max_num_seqs
         self.num_blocks = num_blocks
         self.now_s = 0.0
@@ -110,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=enable_prefix_caching,
             pin_budget=pin_budget,
             clock=lambda: self.now_s,
+            num_host_blocks=num_host_blocks,
         )
         self.max_running = dict(zip(TENANTS, max_running, strict=True))
         self.set_weights([1.0] * len(TENANTS))
@@ -129,10 +143,11 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(weights=st.lists(st.sampled_from([0.25, 1.0, 3.0]), min_size=len(TENANTS), max_size=len(TENANTS)))
     def set_weights(self, weights: list[float]) -> None:
-        self.bench.core.set_tenants(
-            TenantShare(tenant=tenant, weight=weight, max_running=self.max_running[tenant])
-            for tenant, weight in zip(TENANTS, weights, strict=True)
-        )
+        self.weights = dict(zip(TENANTS, weights, strict=True))
+        self.bench.core.set_tenants(self.share_of(tenant) for tenant in TENANTS)
+
+    def share_of(self, tenant: str) -> TenantShare:
+        return TenantShare(tenant=tenant, weight=self.weights[tenant], max_running=self.max_running[tenant])
 
     @rule(seconds=st.sampled_from([0.1, 5.0, 1000.0]))
     def wait(self, seconds: float) -> None:
@@ -146,15 +161,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         request_id = f"r{len(self.prompts)}"
         self.tenants[request_id] = tenant
         refusal = self.bench.add(request_id, prompt_ids, max_tokens, tenant=tenant, scopes=scopes, **more)
-        if len(prompt_ids) >= self.num_blocks * BLOCK_SIZE:
+        limit = self.find_limit(scopes, tenant)
+        if len(prompt_ids) >= limit:
             assert refusal is not None
             assert refusal.error.code == "context_length_exceeded"
             self.gone.add(request_id)
         else:
             assert refusal is None
         self.prompts[request_id], self.scopes[request_id] = prompt_ids, scopes
-        self.max_tokens[request_id] = min(max_tokens, self.num_blocks * BLOCK_SIZE - len(prompt_ids))
+        self.max_tokens[request_id] = min(max_tokens, limit - len(prompt_ids))
         self.choices[request_id] = more.get("choice", 0)
+
+    def find_limit(self, scopes: list[Scope], tenant: str) -> int:
+        """Tokens that a request may have."""
+        return self.num_blocks * BLOCK_SIZE
 
     @rule(
         num_shared=st.sampled_from([0, 7, 8, 9, 16, 24, 31, 32, 40]),
@@ -278,13 +298,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for output in outputs:
             if output.num_cached_tokens:
                 self.check_cached(output.request_id, output.num_cached_tokens)
-        for sequence, num_new_tokens, _ in batch.sequences:
-            num_computed = sequence.num_tokens - 1 if sequence.is_finished else sequence.num_computed_tokens
-            if sequence.is_trunk:
-                num_computed = sequence.num_tokens if sequence.is_finished else num_computed
-            for num_tokens in range(num_computed - num_new_tokens, num_computed + 1):
-                self.written.add(known(sequence.scopes, sequence.token_ids, num_tokens))
-            assert num_new_tokens >= 1
+        self.note_written(batch)
         blocks = self.bench.core.scheduler.kv.pool.blocks
         for sequence in self.bench.core.scheduler.running:
             for block_id in sequence.block_table[sequence.num_computed_tokens // BLOCK_SIZE :]:
@@ -294,6 +308,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         for tenant in stats.tenants:
             max_running = self.max_running[tenant.tenant]
             assert max_running is None or tenant.running <= max_running
+
+    def note_written(self, batch: ScheduledBatch) -> None:
+        """After the update of a step that has succeeded."""
+        for sequence, num_new_tokens, _ in batch.sequences:
+            if sequence.finish_reason is FinishReason.ABORT:
+                continue  # within the step: nobody publishes what it wrote
+            num_computed = sequence.num_tokens - 1 if sequence.is_finished else sequence.num_computed_tokens
+            if sequence.is_trunk:
+                num_computed = sequence.num_tokens if sequence.is_finished else num_computed
+            for num_tokens in range(num_computed - num_new_tokens, num_computed + 1):
+                self.written.add(known(sequence.scopes, sequence.token_ids, num_tokens))
+            assert num_new_tokens >= 1
 
     def check_cached(self, request_id: str, num_cached_tokens: int) -> None:
         """Somebody in the same scopes has computed it; of what it ends in perhaps one token more."""
