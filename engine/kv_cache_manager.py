@@ -209,7 +209,8 @@ class KVCacheManager:
         first = sequence.num_published_blocks
         if num_full <= first or not self._enable_prefix_caching:
             return []
-        hashes = self._hashes.first(sequence, num_full)
+        self._hashes.ensure(sequence, num_full)
+        hashes = sequence.block_hashes
         sequence.num_published_blocks = num_full
         # Where this sequence computed what another had published, and the other's block was evicted since, its own
         # blocks take over from the start: an entry whose parent is not findable could never be reached.
@@ -219,7 +220,7 @@ class KVCacheManager:
                 block = self.pool.blocks[sequence.block_table[index]]
                 parent = hashes[index - 1] if index else self._hashes.root
                 self.cache.publish(Entry(hashes[index], parent, self.block_size, block))
-        return hashes[first:]
+        return hashes[first:num_full]
 
     def commit_tails(self, sequence: Sequence) -> list[bytes]:
         """Publishes the tails whose ends `num_computed_tokens` has reached; returns their hashes.
@@ -296,8 +297,8 @@ class KVCacheManager:
     def _allocate(self, sequence: Sequence, first: int, num_blocks: int) -> list[Block]:
         """For its table from index `first` on. What has to make room for them goes to the host, if there is one."""
         num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
-        max_blocks = self._shares.of(sequence.tenant).max_blocks
-        of_trunk = self.pool.try_allocate(num_trunk)
+        max_blocks = self._shares.max_blocks(sequence.tenant)
+        of_trunk = self.pool.try_allocate(num_trunk) if num_trunk else []
         own = self.pool.try_allocate(num_blocks - num_trunk, sequence.tenant, max_blocks)
         assert of_trunk is not None, f"{num_blocks} blocks wanted, too few free: it should have been checked"
         assert own is not None, f"{num_blocks} blocks wanted, too few free: it should have been checked"
@@ -317,8 +318,8 @@ class KVCacheManager:
 
     def _count_over_share(self, sequence: Sequence, first: int, num_blocks: int, prefix: Prefix) -> int:
         """For `num_blocks` from index `first` of its table on, beside the blocks of the prefix."""
-        tenant, pool = sequence.tenant, self.pool
-        max_blocks = self._shares.of(tenant).max_blocks
+        tenant = sequence.tenant
+        max_blocks = self._shares.max_blocks(tenant)
         if max_blocks is None:
             return 0
         num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
@@ -330,7 +331,7 @@ class KVCacheManager:
             return max(num_over, 0)  # a tail can be left
         # A tenant's only sequence may always have the blocks for its tokens, also where the limit was lowered under it:
         # nobody would give any back, and it would never end.
-        num_own = sum(pool.blocks[block_id].owner == tenant for block_id in sequence.block_table)
+        num_own = sum(self.pool.blocks[block_id].owner == tenant for block_id in sequence.block_table)
         return min(num_over, num_held - num_own)
 
     def _reuse_first(self, unreachable: Iterable[Block]) -> None:

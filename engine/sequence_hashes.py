@@ -15,14 +15,14 @@ class SequenceHashes:
 
     def first(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """Of the first `num_blocks` blocks, which must be full."""
-        self._ensure(sequence, num_blocks)
+        self.ensure(sequence, num_blocks)
         return sequence.block_hashes[:num_blocks]
 
     def parent(self, sequence: Sequence, index: int) -> bytes:
         """Of the block before block `index`, or the root."""
         if index == 0:
             return self.root
-        self._ensure(sequence, index)
+        self.ensure(sequence, index)
         return sequence.block_hashes[index - 1]
 
     def tail(self, sequence: Sequence, end: int) -> bytes:
@@ -32,7 +32,8 @@ class SequenceHashes:
         scope = scope_of_block(sequence.scopes, end)
         return hash_block(parent, scope, sequence.token_ids[index * self._block_size : end])
 
-    def _ensure(self, sequence: Sequence, num_blocks: int) -> None:
+    def ensure(self, sequence: Sequence, num_blocks: int) -> None:
+        """That `block_hashes` has those of the first `num_blocks` blocks, which must be full."""
         hashes, block_size = sequence.block_hashes, self._block_size
         if len(hashes) >= num_blocks:
             return

@@ -21,6 +21,11 @@ class TenantShares:
         """The defaults for one that nobody named."""
         return self._shares.get(tenant) or TenantShare(tenant=tenant)
 
+    def max_blocks(self, tenant: str) -> int | None:
+        """As in `of`, at each block that a sequence gets: for one that nobody named, no share is made up."""
+        share = self._shares.get(tenant)
+        return share.max_blocks if share is not None else None
+
     def set(self, shares: Iterable[TenantShare]) -> None:
         """In place of all that was said before. One that makes no sense is passed over, and logged."""
         self._shares = {}

@@ -150,4 +150,4 @@ TestSharing.settings = SETTINGS
 
 @pytest.mark.slow
 class TestSharingAtLength(SharingMachine.TestCase):
-    settings = settings(SETTINGS, max_examples=1500, stateful_step_count=80)
+    settings = settings(SETTINGS, max_examples=1000, stateful_step_count=60)

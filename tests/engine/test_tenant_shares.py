@@ -13,7 +13,9 @@ def test_a_tenant_has_the_share_that_was_said_last_or_the_defaults() -> None:
     shares.set([TenantShare(tenant="acme", weight=3.0), TenantShare(tenant="tiny", max_running=1)])
     assert shares.of("acme") == TenantShare(tenant="acme", weight=3.0)
     assert shares.of("nobody") == TenantShare(tenant="nobody")
+    assert (shares.max_blocks("tiny"), shares.max_blocks("nobody")) == (None, None)
     shares.set([TenantShare(tenant="tiny", max_blocks=7)])
+    assert shares.max_blocks("tiny") == 7
     assert (shares.of("acme").weight, shares.of("tiny").max_running, shares.of("tiny").max_blocks) == (1.0, None, 7)
 
 
