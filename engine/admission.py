@@ -73,7 +73,8 @@ class Admission:
         self._preemption.forget_standing()
         order = [(turn.account.service, turn.arrival, index, turn) for index, turn in enumerate(turns)]
         heapq.heapify(order)
-        while order and draft.budget:
+        # without a chunk and without budget there are decode rows only: whoever gives way leaves room for one token
+        while order and (draft.budget or not draft.chunks):
             _, arrival, index, turn = order[0]
             if self._take(turn, draft):
                 heapq.heapreplace(order, (turn.account.service, arrival, index, turn))
@@ -88,9 +89,8 @@ class Admission:
             if _is_prompt(leader):
                 self._turn_of(follower.tenant, follower.arrival, turns).prompts.append(leader)
         for tenant in self._places.waiting.tenants:
-            queue = self._places.waiting.of(tenant)
-            turn = self._turn_of(tenant, queue[0].arrival, turns)
-            turn.waiting = iter(queue.copy())  # it changes while it is walked
+            turn = self._turn_of(tenant, self._places.waiting.of(tenant)[0].arrival, turns)
+            turn.waiting = _walk(self._places.waiting.of(tenant))
             turn.is_capped = self._is_capped(turn.account)
         return list(turns.values())
 
@@ -220,6 +220,11 @@ class Admission:
             if min(end, sequence.num_tokens - 1) > num_known and self._places.followers.is_claimed(tail_hash):
                 return tail_hash
         return missing[num_claimed - 1] if num_claimed else None
+
+
+def _walk(queue: list[Sequence]) -> Iterator[Sequence]:
+    """What is in it when the first one is asked for; it changes meanwhile. Most often nobody asks."""
+    yield from queue.copy()
 
 
 def _is_prompt(sequence: Sequence) -> bool:

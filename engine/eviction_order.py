@@ -90,6 +90,9 @@ class EvictionOrder:
 
     def pop_first(self) -> Block:
         """Raises IndexError if there is none."""
+        if self._useless:
+            self._num_blocks -= 1
+            return self._useless.pop_first()
         block = self._find_first()
         self.remove(block)
         return block
@@ -105,8 +108,7 @@ class EvictionOrder:
             del self._cached[owner]
 
     def _find_first(self) -> Block:
-        if self._useless:
-            return self._useless.first
+        """Of those that can be found."""
         if len(self._cached) == 1 and not self._kept:
             [only] = self._cached.values()
             return only.first

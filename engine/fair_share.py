@@ -31,6 +31,8 @@ class Account:
     """Of a tenant with requests."""
 
     tenant: str
+    weight: float = 1.0
+    """Looked up when its first request comes, and once a step."""
     service: float = 0.0
     """Its virtual token counter: service divided by weight."""
     num_sequences: int = 0
@@ -64,10 +66,7 @@ class FairShare:
     @property
     def total_weight(self) -> float:
         """Of the tenants with requests."""
-        return sum(self.weight(account) for account in self._accounts.values())
-
-    def weight(self, account: Account) -> float:
-        return self._shares.of(account.tenant).weight
+        return sum([account.weight for account in self._accounts.values()])
 
     def max_running(self, account: Account) -> int | None:
         return self._shares.of(account.tenant).max_running
@@ -76,7 +75,8 @@ class FairShare:
         """One more request of it."""
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = Account(tenant, self._debts.pop(tenant, 0.0))
+            weight, debt = self._shares.of(tenant).weight, self._debts.pop(tenant, 0.0)
+            account = self._accounts[tenant] = Account(tenant, weight, debt)
         account.num_sequences += 1
 
     def leave(self, tenant: str) -> None:
@@ -108,16 +108,16 @@ class FairShare:
             del account.running_by_priority[sequence.priority]
 
     def charge(self, account: Account, service: float) -> None:
-        account.service += service / self._shares.of(account.tenant).weight
+        account.service += service / account.weight
 
     def pass_time(self) -> None:
-        """Charges for the blocks kept since the last call."""
+        """Before each step: charges for the blocks kept since the one before, and takes in new weights."""
         now_s = self._clock()
-        slot_seconds = (now_s - self._time_s) * self._kv.block_size
+        of_a_block = max(0.0, now_s - self._time_s) * self._kv.block_size * SLOT_SECOND
         self._time_s = now_s
-        if slot_seconds > 0:
-            for account in self._accounts.values():
-                self.charge(account, self._kv.count_held_blocks(account.tenant) * slot_seconds * SLOT_SECOND)
+        for tenant, account in self._accounts.items():
+            account.weight = self._shares.of(tenant).weight
+            account.service += self._kv.count_held_blocks(tenant) * of_a_block / account.weight
 
     def begin_turns(self, with_work: Iterable[Account]) -> None:
         """Before each step in which somebody has work: levels those that had none in the step before."""

@@ -122,17 +122,17 @@ class Preemption:
         return []
 
     def _find_standing(self) -> Standing:
-        fair_share, standing = self._fair_share, Standing()
-        self._total_weight = fair_share.total_weight
-        num_held = sum(self._kv.count_held_blocks(account.tenant) for account in fair_share.accounts)
-        self._num_shared_blocks = self._kv.num_free_blocks + num_held
-        for account in fair_share.accounts:
-            service, share = account.service, self._share(account)
+        accounts, standing = self._fair_share.accounts, Standing()
+        held = [(account, self._kv.count_held_blocks(account.tenant)) for account in accounts]
+        self._total_weight = self._fair_share.total_weight
+        self._num_shared_blocks = self._kv.num_free_blocks + sum([num_blocks for _, num_blocks in held])
+        for account, num_blocks in held:
+            service, share = account.service, account.weight / self._total_weight
             if account.num_running > int(self._places.max_num_seqs * share):
                 standing.of_places = max(standing.of_places, service)
                 if account.num_running > 1:
                     standing.of_spare_places = max(standing.of_spare_places, service)
-            if self._is_over_share_of_blocks(account):
+            if num_blocks > self._num_shared_blocks * share:
                 standing.of_blocks = max(standing.of_blocks, service)
         self._standing = standing
         return standing
@@ -193,7 +193,7 @@ class Preemption:
         return num_new_tokens * DECODE_TOKEN >= self.quantum
 
     def _share(self, account: Account) -> float:
-        return self._fair_share.weight(account) / self._total_weight
+        return account.weight / self._total_weight
 
     @staticmethod
     def _lacks_place(claim: Claim, plan: Plan) -> bool:
@@ -214,7 +214,7 @@ class Preemption:
 
     def _rank(self, account: Account) -> tuple[float, float]:
         """How over-served it is; between tenants with as much service, by what it holds of the blocks."""
-        return account.service, self._kv.count_held_blocks(account.tenant) / self._fair_share.weight(account)
+        return account.service, self._kv.count_held_blocks(account.tenant) / account.weight
 
 
 def _arrival(sequence: Sequence) -> int:

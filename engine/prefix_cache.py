@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.block import Block
 
@@ -15,9 +16,8 @@ MAX_CHAINS = 64
 """Chains of blocks that are kept ready, the last used ones."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Entry:
-    """A full block whose KV is written."""
+class Entry(NamedTuple):
+    """A full block whose KV is written. A named tuple, as each step makes some."""
 
     hash: bytes
     """Of parent, scope and the token ids: two entries with one hash hold the same KV for the same readers."""
@@ -144,7 +144,7 @@ class PrefixCache:
         if entry.hash in self._entries:
             return False
         of_block = self._of_block.setdefault(entry.block.block_id, [])
-        assert not any(isinstance(other, Entry) for other in of_block), f"{entry.block} has an entry already"
+        assert self.entry_of(entry.block) is None, f"{entry.block} has an entry already"
         of_block.append(entry)
         self._entries[entry.hash] = entry
         self._children.setdefault(entry.parent, {})[entry.hash] = entry

@@ -170,7 +170,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
 
 
-class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults=True):
+class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults=True, gc=False):
     """What one step (or several merged ones) brought for one request."""
 
     request_id: str

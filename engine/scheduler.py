@@ -61,7 +61,7 @@ class Scheduler:
         self._num_moves = -1
         """Of `places` when a step had been scheduled that has decode rows only; else -1."""
         self._filled: list[Sequence] = []
-        """Decode rows of the last step that have filled their last block."""
+        """Decode rows of the last step that may have filled their last block."""
         self._max_num_batched_tokens = max_num_batched_tokens
 
     @property
@@ -121,7 +121,7 @@ class Scheduler:
         """Gets running sequences the blocks for their newest tokens; returns decode rows and those with more to do.
 
         Some may have been preempted meanwhile. Where nothing but decode rows ran in the last step, and all of them
-        still do, only those that have filled a block are looked at.
+        still do, only those that may have filled a block are looked at.
         """
         if self.places.num_moves == self._num_moves:
             for sequence in self._filled:
@@ -190,8 +190,8 @@ class Scheduler:
                 output = take_token(sequence, sampled)
                 outputs.append(output)
                 if output.finish_reason is not None:
-                    self.places.finish(sequence, output.finish_reason)
-        self.counters.generation_tokens += sum([output.error is None for output in outputs])
+                    self._end(sequence, output)
+        self.counters.generation_tokens += len(outputs)
         return outputs
 
     def _take_decodes(
@@ -206,16 +206,24 @@ class Scheduler:
             num_computed = sequence.num_computed_tokens + 1
             if num_computed <= sequence.num_prompt_tokens:
                 self._take_prompt_chunk(sequence, 1, result)
+                filled.append(sequence)
             else:
                 sequence.num_computed_tokens = num_computed
                 if num_computed // block_size > sequence.num_published_blocks:
                     self.places.wake(self.followers.publish(self.kv.commit_full_blocks(sequence)))
-            if num_computed % block_size == 0:
-                filled.append(sequence)
+                    if num_computed % block_size == 0:
+                        filled.append(sequence)
             output = take_token(sequence, sampled)
             outputs.append(output)
             if output.finish_reason is not None:
-                self.places.finish(sequence, output.finish_reason)
+                self._end(sequence, output)
+
+    def _end(self, sequence: Sequence, output: RequestOutput) -> None:
+        """With its last output."""
+        assert output.finish_reason is not None, output
+        self.places.finish(sequence, output.finish_reason)
+        if output.error is not None:
+            self.counters.generation_tokens -= 1  # the output that has no token is counted with the others
 
     def _take_prompt_chunk(self, sequence: Sequence, num_new_tokens: int, result: StepResult) -> None:
         start = sequence.num_computed_tokens

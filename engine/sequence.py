@@ -16,7 +16,7 @@ class SequenceStatus(enum.Enum):
 
 def find_trunk_end(scopes: Sequences[Scope]) -> int:
     """End of the first scope, if another follows: up to there a prompt is shared with other readers."""
-    return scopes[0].end_token if scopes[0].key != scopes[-1].key else 0
+    return scopes[0].end_token if len(scopes) > 1 and scopes[0].key != scopes[-1].key else 0
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -47,6 +47,8 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     """Prompt and output; append-only."""
     num_prompt_tokens: int = field(init=False)
+    num_trunk_tokens: int = field(init=False)
+    """Up to where its blocks are nobody's own. A trunk has nothing of its own."""
     stop_ids: frozenset[int] = field(init=False)
     """Every id that ends this sequence."""
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
@@ -81,6 +83,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)
         self.num_prompt_tokens = len(self.prompt_ids)
+        self.num_trunk_tokens = END if self.is_trunk else find_trunk_end(self.scopes)
         params = self.params
         self.stop_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else params.eos_token_ids))
 
@@ -91,11 +94,6 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
-
-    @property
-    def num_trunk_tokens(self) -> int:
-        """Up to where its blocks are nobody's own. A trunk has nothing of its own."""
-        return END if self.is_trunk else find_trunk_end(self.scopes)
 
     @property
     def num_cached_trunk_tokens(self) -> int | None:

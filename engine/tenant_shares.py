@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable
+from functools import lru_cache
 
 from engine.protocol import TenantShare
 
@@ -19,7 +20,7 @@ class TenantShares:
 
     def of(self, tenant: str) -> TenantShare:
         """The defaults for one that nobody named."""
-        return self._shares.get(tenant) or TenantShare(tenant=tenant)
+        return self._shares.get(tenant) or _default_share(tenant)
 
     def max_blocks(self, tenant: str) -> int | None:
         """As in `of`, at each block that a sequence gets: for one that nobody named, no share is made up."""
@@ -34,6 +35,11 @@ class TenantShares:
                 self._shares[share.tenant] = share
             else:
                 log.warning("passed over a share that makes no sense: %s", share)
+
+
+@lru_cache(maxsize=1024)
+def _default_share(tenant: str) -> TenantShare:
+    return TenantShare(tenant=tenant)
 
 
 def _makes_sense(share: TenantShare) -> bool:

@@ -41,7 +41,17 @@ def test_service_counts_by_weight():
     share.charge(share["a"], 10 * PREFILL_TOKEN)
     share.charge(share["b"], 3 * DECODE_TOKEN)
     assert service(share) == {"a": 5.0, "b": 12.0}
-    assert (share.total_weight, share.weight(share["b"])) == (2.5, 0.5)
+    assert (share.total_weight, share["b"].weight) == (2.5, 0.5)
+
+
+def test_a_new_weight_counts_from_the_next_step_on():
+    share = fair_share("a", a=2.0)
+    share._shares.set([TenantShare(tenant="a", weight=4.0)])
+    share.charge(share["a"], 8)
+    assert service(share) == {"a": 4.0}
+    share.pass_time()
+    share.charge(share["a"], 8)
+    assert service(share) == {"a": 6.0}
 
 
 def test_blocks_are_paid_for_by_time_but_those_of_a_trunk_are_free():
