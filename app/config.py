@@ -225,7 +225,7 @@ def load_file_config(path: Path | None) -> FileConfig:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise ConfigError(f"{path} cannot be read: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:  # also of nests and numbers that are too large for the parser
         raise ConfigError(f"{path} is not valid TOML: {e}") from None
     try:
         return FileConfig.model_validate(data)

@@ -192,6 +192,8 @@ async def test_a_request_goes_on_with_what_it_began_with(path: Path) -> None:
     ("text", "complaint"),
     [
         ("[", "is not valid TOML"),
+        (f"x = {'[' * 5000}{']' * 5000}", "is not valid TOML"),
+        (f"x = {'9' * 5000}", "is not valid TOML"),
         ("", "is empty"),
         ("# nothing", "is empty"),
         (TEXT.replace('tenant = "a"', 'tenant = "b"'), "belongs to the unknown tenant 'b'"),
