@@ -26,9 +26,12 @@ async def watch_file(path: Path, changed: Callable[[], None]) -> None:
     while True:
         # looked up anew after each change, as another link may lead to another folder now
         entries = {str(entry) for entry in entries_on_the_way(path)}
+        folders = _folders(entries)
+        # a folder tells of itself when it is moved or removed: another one may come in its place
+        of_interest = entries | folders
         edits = watchfiles.awatch(
-            *_folders(entries),
-            watch_filter=lambda change, where: where in entries,  # noqa: B023 used up before the next turn
+            *folders,
+            watch_filter=lambda change, where: where in of_interest,  # noqa: B023 used up before the next turn
             debounce=DEBOUNCE_MS,
             step=STEP_MS,
             recursive=False,

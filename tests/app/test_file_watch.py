@@ -97,6 +97,20 @@ async def test_a_mounted_folder_whose_contents_are_swapped_by_a_link(tmp_path: P
         await watched.wait()
 
 
+async def test_a_folder_in_whose_place_another_one_comes(tmp_path: Path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "folder" / "config.toml"
+    other = tmp_path / "other"
+    for one in (folder, other):
+        one.mkdir()
+        (one / "config.toml").write_text("first")
+    async with watching(path) as watched:
+        folder.rename(tmp_path / "away")
+        other.rename(folder)
+        await watched.wait()
+        edit_in_place(path)
+        await watched.wait()
+
+
 async def test_without_its_folder_it_cannot_be_watched(tmp_path: Path) -> None:
     told: list[None] = []
     with pytest.raises(FileNotFoundError):
