@@ -18,6 +18,8 @@ CHUNK_TOKENS = 16
 MAX_TENANT_TOKENS = 1 << 18
 MAX_TOKENS = 1 << 21
 """Of all tenants together."""
+MIN_RECORD_TOKENS = 32
+"""A shorter record counts as one of so many: each takes half a kilobyte beside its ids."""
 _BYTES = array("I").itemsize
 
 
@@ -69,6 +71,11 @@ class PromptRecord:
     def num_tokens(self) -> int:
         return len(self.ids) // _BYTES
 
+    @property
+    def size_tokens(self) -> int:
+        """What it counts for in the bounds."""
+        return max(self.num_tokens, MIN_RECORD_TOKENS)
+
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Those in the range that there are."""
         return list(array("I", self.ids[max(start, 0) * _BYTES : stop * _BYTES]))
@@ -103,27 +110,27 @@ class PromptHistory:
     def __init__(self, max_tenant_tokens: int = MAX_TENANT_TOKENS, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tenant_tokens = max_tenant_tokens
         self._max_tokens = max_tokens
-        self._num_tokens = 0
+        self._size_tokens = 0
         self._tenants: OrderedDict[str, _TenantRecords] = OrderedDict()
         """The one that was active last comes last."""
 
     @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
+    def size_tokens(self) -> int:
+        return self._size_tokens
 
     def add(self, tenant_id: str, record: PromptRecord) -> None:
-        if record.num_tokens > self._max_tenant_tokens:
+        if record.size_tokens > self._max_tenant_tokens:
             return
         records = self._tenants.setdefault(tenant_id, _TenantRecords())
         self._tenants.move_to_end(tenant_id)
         records.add(record)
-        self._num_tokens += record.num_tokens
-        while records.num_tokens > self._max_tenant_tokens:
-            self._num_tokens -= records.forget_oldest()
-        while self._num_tokens > self._max_tokens:
+        self._size_tokens += record.size_tokens
+        while records.size_tokens > self._max_tenant_tokens:
+            self._size_tokens -= records.forget_oldest()
+        while self._size_tokens > self._max_tokens:
             tenant_id, records = next(iter(self._tenants.items()))
-            self._num_tokens -= records.forget_oldest()
-            if not records.num_tokens:
+            self._size_tokens -= records.forget_oldest()
+            if not records.size_tokens:
                 del self._tenants[tenant_id]
 
     def compare(self, tenant_id: str, prompt: PromptRecord) -> Comparison:
@@ -140,7 +147,7 @@ class _TenantRecords:
     """
 
     def __init__(self) -> None:
-        self.num_tokens = 0
+        self.size_tokens = 0
         self._records: deque[PromptRecord] = deque()
         self._newest: dict[int, PromptRecord] = {}
         self._of_assistant: dict[tuple[bytes, str], PromptRecord] = {}
@@ -148,14 +155,14 @@ class _TenantRecords:
 
     def add(self, record: PromptRecord) -> None:
         self._records.append(record)
-        self.num_tokens += record.num_tokens
+        self.size_tokens += record.size_tokens
         if self._is_indexed:
             self._index(record)
 
     def forget_oldest(self) -> int:
-        """How many tokens it had."""
+        """What it counted for, in tokens."""
         record = self._records.popleft()
-        self.num_tokens -= record.num_tokens
+        self.size_tokens -= record.size_tokens
         if self._is_indexed:
             beginnings = _beginnings(record)
             for key in (*beginnings, *_in_scope(beginnings, record)):
@@ -165,7 +172,7 @@ class _TenantRecords:
                 assistant = record.owner_key, record.assistant_id
                 if self._of_assistant.get(assistant) is record:
                     del self._of_assistant[assistant]
-        return record.num_tokens
+        return record.size_tokens
 
     def compare(self, prompt: PromptRecord) -> Comparison:
         if not self._is_indexed:

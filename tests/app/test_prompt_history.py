@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.prompt_history import CHUNK_TOKENS, Comparison, PromptHistory, PromptRecord
+from app.prompt_history import CHUNK_TOKENS, MIN_RECORD_TOKENS, Comparison, PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from engine.protocol import END, Scope
 
@@ -97,7 +97,7 @@ def test_the_oldest_go_first_within_a_tenants_bound_and_the_whole() -> None:
     history = PromptHistory(max_tenant_tokens=100, max_tokens=250)
     for n in range(5):
         history.add("a", record(ids((n, 40)), assistant=f"assistant {n}"))
-    assert history.num_tokens == 80
+    assert history.size_tokens == 80
 
     def is_known(tenant: str, token: int) -> bool:
         found = history.compare(tenant, record(ids((token, 40)), assistant=f"assistant {token}"))
@@ -107,13 +107,21 @@ def test_the_oldest_go_first_within_a_tenants_bound_and_the_whole() -> None:
 
     assert [is_known("a", n) for n in range(5)] == [False, False, False, True, True]
     history.add("a", record(ids((5, 101))))
-    assert history.num_tokens == 80, "longer than a tenant's memory"
+    assert history.size_tokens == 80, "longer than a tenant's memory"
     for tenant in "bcd":
         for n in (6, 7):
             history.add(tenant, record(ids((n, 40)), assistant=f"assistant {n}"))
-    assert history.num_tokens == 240
+    assert history.size_tokens == 240
     assert [is_known("a", n) for n in (3, 4)] == [False, False], "who was active longest ago pays"
     assert [is_known(tenant, n) for tenant in "bcd" for n in (6, 7)] == [True] * 6
+
+
+def test_short_ones_are_bounded_in_number_too() -> None:
+    history = PromptHistory(max_tenant_tokens=3 * MIN_RECORD_TOKENS)
+    for token in range(10):
+        history.add("a", record([token], scope=b"%d" % token))
+    known = [token for token in range(10) if history.compare("a", record([token], scope=b"%d" % token)).in_scope]
+    assert (known, history.size_tokens) == ([7, 8, 9], 3 * MIN_RECORD_TOKENS)
 
 
 chunks = st.lists(st.integers(0, 1), max_size=4).map(lambda kinds: ids(*((kind, CHUNK) for kind in kinds)))
@@ -137,11 +145,11 @@ def test_found_as_if_all_that_is_kept_were_looked_through(
         if number == num_before:
             history.compare("a", prompt)
         history.add("a", other)
-        if other.num_tokens <= max_tenant_tokens:
+        if other.size_tokens <= max_tenant_tokens:
             kept.append(other)
-        while sum(r.num_tokens for r in kept) > max_tenant_tokens:
+        while sum(r.size_tokens for r in kept) > max_tenant_tokens:
             kept.pop(0)
-    assert history.num_tokens == sum(r.num_tokens for r in kept)
+    assert history.size_tokens == sum(r.size_tokens for r in kept)
 
     def best(candidates: list[PromptRecord]) -> PromptRecord | None:
         return max(candidates, key=lambda r: (prompt.num_common_tokens(r) // CHUNK, kept.index(r)), default=None)
