@@ -21,7 +21,7 @@ class Assistant:
     template_options: Mapping[str, TemplateOption] = field(repr=False)
     version: str
     """Another one for each text, template options and scope. Keyed: nobody can try texts against it."""
-    trunk_ids: tuple[int, ...] = field(repr=False)
+    trunk_ids: list[int] = field(repr=False)
     """Longest common prefix of all prompts that start with these instructions."""
     head_runs: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
     """Ids of the texts that these instructions give to each prompt, so that they are not made anew for each."""
@@ -78,7 +78,7 @@ def _assistant(
         tenant=config.tenant,
         template_options=config.template_options,
         version=sha256(scope_key).hexdigest()[:16],
-        trunk_ids=tuple(trunk_ids),
+        trunk_ids=trunk_ids,
         head_runs=head_runs,
         scope_key=scope_key,
     )

@@ -14,7 +14,7 @@ MAX_HEAD_TOKENS = 1 << 18
 
 @dataclass(frozen=True)
 class Head:
-    token_ids: tuple[int, ...] = field(repr=False)
+    token_ids: list[int] = field(repr=False)
     """Longest common prefix of the prompts that start with these messages."""
     runs: Mapping[str, Sequence[int]] = field(repr=False)
     """Ids of the texts that these messages give to each prompt, so that they are not made anew for each."""
@@ -65,7 +65,7 @@ class Heads:
         try:
             runs = self._template.head_runs(messages, known_runs=known_runs, template_kwargs=template_kwargs)
             ids = self._template.trunk_ids(messages, known_runs=runs, template_kwargs=template_kwargs)
-            return Head(tuple(ids), runs)
+            return Head(ids, runs)
         except TemplateError:
             return None
 

@@ -21,13 +21,13 @@ def system(*texts: str) -> list[Message]:
 
 
 def head(num_tokens: int) -> Head:
-    return Head((1,) * num_tokens, {})
+    return Head([1] * num_tokens, {})
 
 
 def test_a_head_is_what_prompts_that_begin_with_it_have_in_common(template: ChatTemplate) -> None:
     made = Heads(template).try_make(system("Be kind."))
     assert made is not None
-    assert made.token_ids == (IM_START, *b"system\nBe kind.", IM_END, 10, IM_START, *b"user\n")
+    assert made.token_ids == [IM_START, *b"system\nBe kind.", IM_END, 10, IM_START, *b"user\n"]
     assert made.runs == {"system\nBe kind.": list(b"system\nBe kind."), "\n": [10]}
 
 
@@ -35,7 +35,7 @@ def test_runs_that_are_known_are_not_encoded_again(template: ChatTemplate) -> No
     made = Heads(template).try_make(system("Be kind."), {"system\nBe kind.": [7], "never seen": [8]})
     assert made is not None
     assert made.runs["system\nBe kind."] == [7]
-    assert made.token_ids[:3] == (IM_START, 7, IM_END)
+    assert made.token_ids[:3] == [IM_START, 7, IM_END]
     assert "never seen" not in made.runs
 
 
