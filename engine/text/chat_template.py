@@ -120,7 +120,7 @@ class ChatTemplate:
         as_text: set[int] = set()
         while True:
             guard = Guard(self._tokenizer.control)
-            kwargs = guard.protect_all(template_kwargs)
+            kwargs = _guarded(template_kwargs, guard)
             turns = [self._turn(guard, i, m, as_text) for i, m in enumerate(messages)]
             text = self._render_by_policy(guard, turns, add_generation_prompt, kwargs)
             kept = {i for i, m in enumerate(messages) if m.token_ids is not None and i not in as_text}
@@ -176,7 +176,7 @@ class ChatTemplate:
         for probe in TRUNK_PROBES:
             guard = Guard(self._tokenizer.control)
             turns = [self._turn(guard, i, m, set()) for i, m in enumerate([*head, Message("user", probe)])]
-            text = self._render_by_policy(guard, turns, False, guard.protect_all(template_kwargs or {}))
+            text = self._render_by_policy(guard, turns, False, _guarded(template_kwargs or {}, guard))
             pieces = list(self._pieces(guard, text, head, None))
             runs.append(
                 {
@@ -289,6 +289,11 @@ class ChatTemplate:
         if answer_ids and answer_ids[0] == next(self._tokenizer.control.split(added), None):
             return text
         return text.removesuffix(opening.remembered) + opening.generated
+
+
+def _guarded(template_kwargs: Mapping[str, Any], guard: Guard) -> dict[str, Any]:
+    """The names as they are: a template asks for them, and never writes them."""
+    return {name: guard.protect_all(value) for name, value in template_kwargs.items()}
 
 
 def _holds(text: str, content: str) -> bool:

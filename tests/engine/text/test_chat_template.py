@@ -62,6 +62,12 @@ def test_template_kwargs_reach_the_template() -> None:
     assert "Today Date: 1 May 2025\n" in prompt_text(family("llama3"), [user("Hi")], date_string="1 May 2025")
 
 
+def test_template_kwargs_may_have_names_that_are_part_of_a_control_string() -> None:
+    template = ChatTemplate("{{ messages[0].content }}{{ think }}{{ im }}", family("qwen3").tokenizer)
+    ids = template.render([user("Hi")], template_kwargs={"think": " there", "im": "!"}).token_ids
+    assert family("qwen3").tokenizer.decode(ids) == "Hi there!"
+
+
 @pytest.mark.parametrize("kwarg", ["messages", "chat_template", "bos_token", "add-generation-prompt", "tools"])
 def test_template_kwargs_cannot_replace_what_the_server_gives(kwarg: str) -> None:
     with pytest.raises(TemplateError, match="chat_template_kwargs"):
