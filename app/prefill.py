@@ -74,5 +74,6 @@ class Prefill:
                 trunk.num_blocks,
             )
         elif trunk.state is TrunkPin.FAILED:
+            self._held.discard(new)  # the engine has given it up: it is tried again at the next reload
             logger.warning("the prompt of assistant %r was not prefilled", assistant.id)
         return trunk.num_tokens

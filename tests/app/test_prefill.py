@@ -108,6 +108,17 @@ async def test_what_is_not_pinned_is_logged(
     assert message in caplog.text
 
 
+async def test_a_trunk_that_failed_is_asked_for_again_with_the_next_configuration(tmp_path: Path) -> None:
+    engine = ScriptedEngineClient()
+    engine.core.trunk_pin = TrunkPin.FAILED
+    async with prefilling(tmp_path, engine) as (prefill, services):
+        await prefill.wait_settled()
+        engine.core.trunk_pin = TrunkPin.PINNED
+        prefill.keep(edited(services, support="Be kind.", all="Be here."))
+        await prefill.wait_settled()
+        assert texts(engine) == [trunk("Be kind."), trunk("Be here.")]
+
+
 async def test_it_ends_with_the_client(tmp_path: Path) -> None:
     engine = ScriptedEngineClient(ready=False)
     services = make_services(tmp_path, engine, CONFIG)
