@@ -298,14 +298,13 @@ class KVCacheManager:
         """For its table from index `first` on. What has to make room for them goes to the host, if there is one."""
         num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
         max_blocks = self._shares.max_blocks(sequence.tenant)
-        of_trunk = self.pool.try_allocate(num_trunk) if num_trunk else []
-        own = self.pool.try_allocate(num_blocks - num_trunk, sequence.tenant, max_blocks)
-        assert of_trunk is not None, f"{num_blocks} blocks wanted, too few free: it should have been checked"
-        assert own is not None, f"{num_blocks} blocks wanted, too few free: it should have been checked"
-        blocks = of_trunk + own
-        for block in blocks:
-            if block.is_cached:
-                self._evict(block)
+        blocks: list[Block] = []
+        for index in range(num_blocks):
+            taken = self.pool.try_allocate(1, None if index < num_trunk else sequence.tenant, max_blocks)
+            assert taken is not None, f"{num_blocks} blocks wanted, too few free: it should have been checked"
+            if taken[0].is_cached:
+                self._evict(taken[0])  # before the next is chosen: by what can still be found under it
+            blocks += taken
         return blocks
 
     def _evict(self, block: Block) -> None:

@@ -61,6 +61,15 @@ def test_what_is_guaranteed_keeps_the_trunk_under_it():
     assert output.num_cached_tokens == 64
 
 
+def test_what_is_guaranteed_outlasts_a_trunk_that_nobody_needs_though_one_prompt_takes_both():
+    bench = make_bench(20, TenantShare(tenant="small", guaranteed_blocks=6), max_num_batched_tokens=400)
+    prompt = ids(0, 48)
+    bench.ask(prompt, 1, tenant="small")
+    bench.ask(ids(300, 80), 1, tenant="x", scopes=[Scope(80, b"assistant"), Scope(END, b"x")])
+    bench.ask(ids(500, 104), 1, tenant="y")
+    assert cached(bench, prompt, "small") == 48
+
+
 def test_a_trunk_is_nobodys_share():
     bench = make_bench(40, TenantShare(tenant="a", max_blocks=3))
     assert bench.pinned("t", ids(0, 48))[0] == "pinned"
