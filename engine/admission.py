@@ -136,8 +136,7 @@ class Admission:
             return False
         turn.is_capped = self._is_capped(account)
         has_room = not (turn.is_capped or self._places.is_full or self._kv.num_free_blocks == 0)
-        may_claim = turn.num_misfits == 0 and self._preemption.may_claim(sequence, account, is_capped=turn.is_capped)
-        if not has_room and not may_claim:
+        if not has_room and not self._may_claim(sequence, turn):
             return self._give_up(turn, draft)
         prefix = self._kv.find_longest_prefix(sequence)
         block_hash = self._find_what_to_wait_for(sequence, prefix)
@@ -145,7 +144,9 @@ class Admission:
             self._places.park(sequence, block_hash)
             turn.prompts.append(self._places.followers.leader(block_hash))
         elif (has_room and self._kv.try_start(sequence, prefix)) or (
-            may_claim and self._make_way(sequence, prefix, turn, draft) and self._kv.try_start(sequence, prefix)
+            self._may_claim(sequence, turn)
+            and self._make_way(sequence, prefix, turn, draft)
+            and self._kv.try_start(sequence, prefix)
         ):
             self._start(sequence, account, draft)
         elif turn.is_capped or self._places.is_full or self._kv.count_over_share(sequence, prefix):
@@ -155,6 +156,10 @@ class Admission:
             draft.misfits.append((sequence, account))
             draft.lowest_service = min(draft.lowest_service, account.service)
         return True
+
+    def _may_claim(self, sequence: Sequence, turn: Turn) -> bool:
+        """Only the first of a queue may; what that takes is looked at only where there is no room."""
+        return turn.num_misfits == 0 and self._preemption.may_claim(sequence, turn.account, is_capped=turn.is_capped)
 
     def _give_up(self, turn: Turn, draft: Draft) -> bool:
         """For this step; who waits for its own tenant's requests to end is no reason for others to wait."""

@@ -115,6 +115,8 @@ class Preemption:
 
     def find_victims(self, claim: Claim, *, is_capped: bool) -> list[Sequence]:
         """The fewest, in the order of the rules, who leave the claim nothing to lack; none if they do not exist."""
+        if self._standing is None:
+            self._find_standing()  # an urgent one may claim without a look at what others hold
         for find_next in (self._find_less_urgent,) if is_capped else (self._find_over_served, self._find_less_urgent):
             plan = self._make_plan(claim, find_next)
             if plan is not None:

@@ -201,6 +201,19 @@ def test_an_urgent_request_takes_what_it_lacks_from_less_urgent_ones_of_its_tena
     finish(bench)
 
 
+def test_an_urgent_request_of_a_tenant_that_is_far_behind_takes_the_place_of_who_has_had_most():
+    bench = bench_of(40, (TenantShare(tenant="b", weight=0.001),), max_num_seqs=2, max_num_batched_tokens=8)
+    add(bench, "b", 1, num_tokens=4)
+    bench.step()
+    add(bench, "a", 1, num_tokens=45, priority=1)
+    bench.step(5)
+    add(bench, "a", 1, num_tokens=4)
+    bench.step(2)
+    # nobody has looked at what others hold before: there was room for each
+    assert bench.running == ["a0", "a1"]
+    finish(bench)
+
+
 def test_urgency_takes_nothing_from_other_tenants():
     bench = bench_of(100, max_num_seqs=2)
     add(bench, "a", 1, priority=5)
