@@ -20,6 +20,8 @@ DECODE_TOKEN = 2.0
 """Of a decode row: it reads all of its context for one token. 1 and 2 are the weights of the paper."""
 SLOT_SECOND = 0.01
 """Of keeping one slot of KV for a second, in the blocks of running sequences behind their trunks."""
+MAX_LOWEST_SERVICE = 2.0**24
+"""All counters go down by the lowest of them when that is higher: in a float so small also the least service counts."""
 MAX_DEBTORS = 1024
 """Tenants without requests of which is kept what they owe; of more than that the largest debts."""
 TRUNKS = "\0trunks"
@@ -131,11 +133,18 @@ class FairShare:
             account.has_work = False
         for account in with_work:
             account.has_work = True
+        if lowest > MAX_LOWEST_SERVICE:
+            self._set_back(lowest)
 
     def end_turns(self) -> None:
         """Before each step in which nobody has work."""
         for account in self._accounts.values():
             account.has_work = False
+
+    def _set_back(self, lowest: float) -> None:
+        for account in self._accounts.values():
+            account.service -= lowest
+        self._debts = {tenant: debt - lowest for tenant, debt in self._debts.items() if debt > lowest}
 
     def stats(self) -> list[TenantStats]:
         """Of the tenants that have requests, or blocks of their own."""

@@ -266,7 +266,7 @@ class TenantStats(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
     """Of its own: held by its sequences, or cached for it."""
     service: float
-    """Its virtual token counter."""
+    """Its virtual token counter. Only differences mean something: all are set back together now and then."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -90,6 +90,20 @@ def test_where_nobody_had_work_all_start_level():
     assert step(share, "b") == {"a": 100.0, "b": 100.0, "c": 100.0}
 
 
+def test_after_weeks_of_service_a_token_still_counts_and_who_owes_what_is_kept():
+    share = fair_share("light", "heavy", "debtor", light=0.001, heavy=1000.0)
+    step(share, "light", "heavy", "debtor")
+    for tenant in ("light", "heavy", "debtor"):
+        share[tenant].service = 2.0**50
+    share.charge(share["debtor"], 64.0)
+    share.leave("debtor")
+    step(share, "light", "heavy")
+    share.charge(share["heavy"], DECODE_TOKEN)
+    assert service(share) == {"light": 0.0, "heavy": 0.002}
+    share.join("debtor")
+    assert step(share, "light", "heavy", "debtor") == {"light": 0.0, "heavy": 0.002, "debtor": 64.0}
+
+
 def test_who_leaves_owes_what_it_has_had_until_the_others_have_had_as_much():
     share = fair_share("a", "b")
     step(share, "a", "b")
