@@ -8,6 +8,9 @@ from operator import attrgetter
 from engine.block import Block, FreeList
 from engine.tenant_shares import TenantShares
 
+TENANTS_A_BLOCK = 8
+"""Tenants looked at for each block that is evicted, on average."""
+
 HasChildren = Callable[[Block], bool]
 """Whether something that is cached hangs under the block, so that nobody could find it without the block."""
 
@@ -34,6 +37,9 @@ class EvictionOrder:
         self._cached: dict[str | None, FreeList] = {}
         """By owner; none of them is empty."""
         self._kept = FreeList()
+        self._ranked: list[tuple[int, int, str | None]] = []
+        """Heap of owners: kind, when its longest free block was released, and who it is, as of the last look at all."""
+        self._num_until_look = 0
         self._num_blocks = 0
         self._num_releases = 0
 
@@ -138,16 +144,39 @@ class EvictionOrder:
         return None
 
     def _find_owner(self) -> str | None:
-        """Whose longest free block comes first: O(tenants)."""
+        """Whose longest free block comes first.
+
+        A look at all tenants costs as much as there are of them. So with many one is good for some blocks, in which
+        nobody's share can change by much.
+        """
+        if self._num_until_look == 0 or not self._ranked:
+            self._look_at_all()
+        self._num_until_look -= 1
+        while True:
+            kind, released, owner = self._ranked[0]
+            free_list = self._cached.get(owner)
+            if free_list is None:
+                heapq.heappop(self._ranked)
+                if not self._ranked:
+                    self._look_at_all()
+                continue
+            now = (max(kind, 3 if self._is_guaranteed(owner) else 0), free_list.first.released, owner)
+            if now == (kind, released, owner):
+                return owner
+            heapq.heapreplace(self._ranked, now)
+
+    def _look_at_all(self) -> None:
         num_owned = sum(self._num_owned.values())
         weights = {tenant: self._shares.of(tenant).weight for tenant in self._num_owned}
         all_weights = sum(weights.values())
+        self._num_until_look = max(len(weights) // TENANTS_A_BLOCK, 1)
+        self._ranked = []
+        for owner, free_list in self._cached.items():
+            is_over = owner is not None and self._num_owned[owner] * all_weights > weights[owner] * num_owned
+            kind = 3 if self._is_guaranteed(owner) else 1 if is_over else 2
+            self._ranked.append((kind, free_list.first.released, owner))
+        heapq.heapify(self._ranked)
 
-        def kind(owner: str | None) -> int:
-            if owner is None:
-                return 2
-            if len(self._cached[owner]) <= self._shares.of(owner).guaranteed_blocks:
-                return 3
-            return 1 if self._num_owned[owner] * all_weights > weights[owner] * num_owned else 2
-
-        return min(self._cached, key=lambda owner: (kind(owner), self._cached[owner].first.released))
+    def _is_guaranteed(self, owner: str | None) -> bool:
+        """It has no more free blocks than that."""
+        return owner is not None and len(self._cached[owner]) <= self._shares.of(owner).guaranteed_blocks

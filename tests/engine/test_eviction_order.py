@@ -60,6 +60,19 @@ def test_who_has_more_than_its_share_gives_first():
     assert order.pop_all() == [1, 6, 5, 7]
 
 
+def test_among_many_tenants_a_look_at_all_is_good_for_some_blocks(monkeypatch):
+    owners = [f"t{i}" for i in range(40)]
+    order = Order(*owners, *["flood"] * 30, *owners, t0=2)
+    looks = []
+    look_at_all = EvictionOrder._look_at_all
+    monkeypatch.setattr(EvictionOrder, "_look_at_all", lambda self: (looks.append(1), look_at_all(self)))
+    assert order.pop(25) == list(range(41, 66))
+    assert len(looks) == 5  # with 41 tenants one for each five blocks
+    rest = order.pop_all()
+    assert sorted(rest[:-2]) == sorted(set(range(2, 111)) - set(range(41, 66)) - {71})
+    assert rest[-2:] == [1, 71]  # what is guaranteed, though its owner was looked at long before
+
+
 def test_what_is_held_counts_too():
     order = Order("a", "a", "b")
     order.num_owned["b"] += 5

@@ -66,3 +66,37 @@ def test_one_slot_can_be_measured_too():
     cost = HostCache(torch.zeros((2, 2, 5, 3, 8, 4)), 1).measure()
     assert cost.block_s > 0
     assert cost.step_s == 0
+
+
+def test_blocks_go_through_pinned_memory_for_a_gpu(monkeypatch):
+    """The same way with memory that is not pinned, as there need not be a GPU."""
+    kv = make_kv()
+    before = kv.clone()
+    host = HostCache(kv, 3)
+    staged = []
+
+    def staging(num_blocks: int) -> torch.Tensor:
+        staged.append(torch.full((2, 2, num_blocks, 3, 8, 4), float("nan")))
+        return staged[-1]
+
+    monkeypatch.setattr(host, "_on_gpu", True)
+    monkeypatch.setattr(host, "_staging", staging)
+    host.swap_out([SwapOut(4, 2), SwapOut(1, 0)])
+    kv[:, :, [1, 4]] = float("nan")
+    host.swap_in([SwapIn(0, 5), SwapIn(2, 1)])
+    assert torch.equal(kv[:, :, 5], before[:, :, 1])
+    assert torch.equal(kv[:, :, 1], before[:, :, 4])
+    assert [tuple(tensor.shape) for tensor in staged] == [(2, 2, 2, 3, 8, 4)] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_blocks_of_a_gpu_come_back_bit_for_bit():
+    kv = make_kv().cuda()
+    before = kv.clone()
+    host = HostCache(kv, 3)
+    assert host._host.is_pinned()
+    host.swap_out([SwapOut(4, 2), SwapOut(1, 0)])
+    kv[:, :, [1, 4]] = float("nan")
+    host.swap_in([SwapIn(0, 5), SwapIn(2, 1)])
+    assert torch.equal(kv[:, :, 5], before[:, :, 1])
+    assert torch.equal(kv[:, :, 1], before[:, :, 4])
