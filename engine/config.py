@@ -59,7 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     max_waiting: int = 4096
-    """Requests that may wait; further ones are refused as `overloaded`."""
+    """Requests of one tenant that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
     enable_prefix_caching: bool = True
     pin_budget: float = 0.2

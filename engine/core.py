@@ -211,7 +211,7 @@ class EngineCore:
     def _make_sequence(self, request: AddRequest) -> Sequence:
         """Raises RequestError for what should not have been sent and for what could never be served."""
         info, params, prompt_ids = self.info, request.params, request.prompt_ids
-        if self.scheduler.num_waiting >= self._max_waiting:
+        if self.scheduler.fair_share.count_waiting(request.tenant) >= self._max_waiting:
             raise Overloaded(self._max_waiting)
         if request.request_id in self.scheduler:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")

@@ -39,7 +39,7 @@ class RequestTooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """As many requests wait as may wait."""
+    """As many requests of this tenant wait as may wait."""
 
     def __init__(self, max_waiting: int) -> None:
         super().__init__(f"{max_waiting} requests wait already: try again later", code="overloaded")

@@ -70,6 +70,11 @@ class FairShare:
         """Of the tenants with requests."""
         return sum([account.weight for account in self._accounts.values()])
 
+    def count_waiting(self, tenant: str) -> int:
+        """Its requests that do not run."""
+        account = self._accounts.get(tenant)
+        return 0 if account is None else account.num_sequences - account.num_running
+
     def max_running(self, account: Account) -> int | None:
         return self._shares.of(account.tenant).max_running
 

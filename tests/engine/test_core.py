@@ -97,8 +97,10 @@ def test_as_many_requests_wait_as_may_wait():
     bench.add("waits, too", ids(0, 3), 2)
     refusal = bench.add("refused", ids(0, 3), 2)
     assert (refusal.finish_reason, refusal.error.code) == (FinishReason.ERROR, "overloaded")
+    assert bench.add("another tenant's", ids(0, 3), 2, tenant="other") is None
     bench.run()
     bench.assert_complete("waits, too", ids(0, 3), 2)
+    bench.assert_complete("another tenant's", ids(0, 3), 2)
     assert bench.add("comes later", ids(0, 3), 2) is None
     bench.run()
 
