@@ -1,0 +1,51 @@
+// Linear layers on weights packed once: a thread streams through its panels from first to last.
+#pragma once
+
+#include "memory.h"
+#include "product.h"
+#include "threads.h"
+
+namespace trunkline {
+
+struct Linear {
+  Word* panels = nullptr;  // [num_panels][depth][32]
+  int num_panels = 0;
+  int depth = 0;
+
+  void place(Layout& layout, int num_columns, int num_inputs) {
+    num_panels = (num_columns + PANEL - 1) / PANEL;
+    depth = padded_depth(num_inputs);
+    panels = layout.take<Word>(size_t(num_panels) * depth * PANEL);
+  }
+
+  Word* panel(int i) const { return panels + size_t(i) * depth * PANEL; }
+
+  // Fills a panel from its columns' weights, each num_inputs elements in a row; null: a column of zeros.
+  void pack(int i, const Element* const columns[PANEL], int num_inputs) const {
+    Element* out = (Element*)panel(i);
+    for (int k = 0; k < depth; k++)
+      for (int n = 0; n < PANEL; n++)
+        for (int e = 0; e < WORD_ELEMENTS; e++) {
+          const int input = k * WORD_ELEMENTS + e;
+          *out++ = columns[n] && input < num_inputs ? columns[n][input] : Element(0);
+        }
+  }
+
+  // Calls body(panel, first_row, num_rows, c) with c [num_rows][32] for each of the thread's panels and all rows.
+  // a: [num_rows][a_stride] words.
+  template <class Body>
+  void run(const Threads& threads, int thread, const Word* a, size_t a_stride, int num_rows, Body&& body) const {
+    alignas(64) float c[MAX_ROWS * PANEL];
+    const auto mine = threads.share(thread, num_panels);
+    for (int i = mine.begin; i < mine.end; i++)
+      for_row_blocks(num_rows, [&](int first, int count) {
+        if (first == 0)
+          product<true>(count, a, a_stride, panel(i), depth, c, PANEL);
+        else
+          product(count, a + first * a_stride, a_stride, panel(i), depth, c, PANEL);
+        body(i, first, count, c);
+      });
+  }
+};
+
+}  // namespace trunkline

@@ -1,0 +1,166 @@
+// Vectors of the machine the file is compiled for, and the one product everything is made of.
+//
+// A "word" is 32 bits of a row: two neighbouring bf16 values, or one float. Dot products run over words, so that the same
+// loops serve both element types. ELEMENT_IS_BF16 chooses the type; the compiler's flags choose the instructions:
+// AVX-512 with or without its bf16 product, or AVX2.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace trunkline {
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if ELEMENT_IS_BF16
+using Element = uint16_t;  // bf16 bits
+#else
+using Element = float;
+#endif
+constexpr int WORD_ELEMENTS = 4 / sizeof(Element);
+
+#ifdef __AVX512F__
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+constexpr int VECTOR_BYTES = LANES * 4;
+
+typedef float Floats __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef int32_t Ints __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES), may_alias));
+typedef Floats UnalignedFloats __attribute__((aligned(4)));
+typedef Words UnalignedWords __attribute__((aligned(2)));
+typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint32_t Word __attribute__((may_alias, aligned(2)));
+
+INLINE Floats load(const float* p) { return *(const UnalignedFloats*)p; }
+INLINE void store(float* p, Floats x) { *(UnalignedFloats*)p = x; }
+INLINE Words load_words(const Word* p) { return *(const UnalignedWords*)p; }
+INLINE void store_words(Word* p, Words x) { *(UnalignedWords*)p = x; }
+INLINE Floats all(float x) { return x - Floats{}; }
+INLINE Words all_words(uint32_t x) { return x - Words{}; }
+
+INLINE Floats fma(Floats a, Floats b, Floats c) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#endif
+}
+
+INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// In a fixed order, so that a sum has the same bits wherever it is taken.
+INLINE float sum(Floats x) {
+  float parts[LANES];
+  memcpy(parts, &x, sizeof x);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] += parts[i + half];
+  return parts[0];
+}
+
+INLINE float largest(Floats x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float parts[LANES];
+  memcpy(parts, &x, sizeof x);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) parts[i] = parts[i] > parts[i + half] ? parts[i] : parts[i + half];
+  return parts[0];
+#endif
+}
+
+// 2^x for x <= 127, to 2 parts in 10^7, or 4 in 10^5 where results are rounded to bf16; exactly 0 below -126, so that
+// what is masked does not count at all.
+INLINE Floats exp2(Floats x) {
+  const Floats round = all(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  Floats shifted = x + round;
+  Floats f = x - (shifted - round);
+#if ELEMENT_IS_BF16
+  Floats p = all(9.6181291e-3f);
+#else
+  Floats p = fma(f, all(1.5403530e-4f), all(1.3333558e-3f));
+  p = fma(p, f, all(9.6181291e-3f));
+#endif
+  p = fma(p, f, all(5.5504109e-2f));
+  p = fma(p, f, all(2.4022651e-1f));
+  p = fma(p, f, all(6.9314718e-1f));
+  p = fma(p, f, all(1.f));
+  Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
+  return x < -126.f ? Floats{} : y;
+}
+
+// The vector of lanes 0, 1, 2, ...
+INLINE Ints lane_numbers() {
+  Ints x;
+  for (int i = 0; i < LANES; i++) x[i] = i;
+  return x;
+}
+
+#if ELEMENT_IS_BF16
+
+INLINE float to_float(Element x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float y;
+  memcpy(&y, &bits, 4);
+  return y;
+}
+
+INLINE Floats load_elements(const Element* p) {
+  return (Floats)(__builtin_convertvector(*(const HalfWords*)p, Words) << 16);
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+INLINE void store_elements(Element* p, Floats x) {
+#ifdef __AVX512BF16__
+  _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
+  Words bits = (Words)x;
+  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  Words nan = (bits >> 16) | 0x40;
+  *(HalfWords*)p = __builtin_convertvector(x == x ? rounded : nan, HalfWords);
+#endif
+}
+
+// Words as they enter a product.
+#ifdef __AVX512BF16__
+struct Factor {
+  Words words;
+};
+INLINE Factor factor(Words x) { return {x}; }
+INLINE Floats dot(Floats sum, Factor a, Factor b) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a.words, (__m512bh)b.words);
+}
+#else
+struct Factor {
+  Floats even, odd;
+};
+INLINE Factor factor(Words x) { return {(Floats)(x << 16), (Floats)(x & 0xffff0000u)}; }
+INLINE Floats dot(Floats sum, Factor a, Factor b) { return fma(a.odd, b.odd, fma(a.even, b.even, sum)); }
+#endif
+
+#else
+
+INLINE float to_float(Element x) { return x; }
+INLINE Floats load_elements(const Element* p) { return load(p); }
+INLINE void store_elements(Element* p, Floats x) { store(p, x); }
+
+struct Factor {
+  Floats x;
+};
+INLINE Factor factor(Words x) { return {(Floats)x}; }
+INLINE Floats dot(Floats sum, Factor a, Factor b) { return fma(a.x, b.x, sum); }
+
+#endif
+
+INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+
+constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+}  // namespace trunkline
