@@ -81,12 +81,23 @@ class Piece {
       const int token = first + i;
       rows_[i] = cache.key(table[token / size], kv_head, token % size);
     }
-    for (int i = 0; i < num_tokens; i += 16) fill_keys(i);
+    for (int i = 0; i < num_tokens; i += 16) {
+      // the next tokens' keys are wanted soon, and these tokens' values when all keys are done
+      prefetch_rows(i + 16, 0);
+      prefetch_rows(i, cache.values_offset);
+      fill_keys(i);
+    }
     for (int i = num_tokens; i < value_depth() * WORD_ELEMENTS; i++) rows_[i] = nullptr;
     for (int i = 0; i < value_depth(); i++) fill_values(i, cache.values_offset);
   }
 
  private:
+  void prefetch_rows(int first, size_t offset) const {
+    const int end = first + 16 < num_tokens_ ? first + 16 : num_tokens_;
+    for (int i = first; i < end; i++)
+      for (int line = 0; line < head_words_ * 4; line += 64) prefetch((const char*)(rows_[i] + offset) + line);
+  }
+
   // 16 columns of a key panel
   void fill_keys(int first) {
     Word* panel = keys_ + size_t(first / PANEL) * key_depth_ * PANEL + first % PANEL;
