@@ -61,6 +61,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     """Requests of one tenant that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
+    kernels: Literal["auto", "cpu", "reference"] = "auto"
+    """auto: the fastest backend of the device; reference: plain torch, the oracle of the others."""
+    kernels_dir: str | None = None
+    """Where what is compiled for this machine is kept; None: in the default state folder."""
+    max_isa: Literal["avx512_bf16", "avx512", "avx2", "none"] | None = None
+    """The best instructions that compiled CPU kernels may use; none: nothing is compiled, torch's operators serve."""
     enable_prefix_caching: bool = True
     pin_budget: float = 0.2
     """Share of the blocks that pinned trunks may keep."""

@@ -10,7 +10,7 @@ from engine.host_cache import HostCache
 from engine.kv_memory import allocate_blocks
 from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
-from engine.models.decoder import Decoder
+from engine.models.choose import choose_decoder
 from engine.models.fingerprint import resolve_dtype
 from engine.models.weights import Weights
 from engine.prepared import PreparedModel
@@ -19,7 +19,6 @@ from engine.sampler import Sampler
 from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
 from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
-from kernels.interface import select_kernels
 
 
 class ModelRunner:
@@ -53,8 +52,7 @@ class ModelRunner:
             on_gpu=on_gpu,
         )
         with torch.inference_mode():
-            kernels = select_kernels(self._device, dtype)
-            self._decoder = Decoder(shape, weights, kernels, self._device, self.plan.max_model_len)
+            self._decoder = choose_decoder(shape, weights, config, self._device, dtype, self.plan.max_model_len)
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
         self._host = HostCache(self._kv, self.plan.num_host_blocks) if self.plan.num_host_blocks else None

@@ -6,12 +6,15 @@ h // (num_heads / num_kv_heads). Log-sum-exps are fp32 and natural.
 """
 
 import logging
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from kernels.batch import AttentionBatch, KVShape
 from kernels.cpu.backend import CpuKernels
+from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library
+from kernels.cpu.native import NativeLibrary
 from kernels.cpu.self_test import flash_attention_works, packed_linear_works
 from kernels.reference.backend import ReferenceKernels
 
@@ -63,3 +66,21 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if not packs:
         _log.warning("oneDNN's packed linear fails its self-test in %s: unpacked weights are used", dtype)
     return CpuKernels(packs_linears=packs)
+
+
+_ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+
+
+def find_native_library(dtype: torch.dtype, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary | None:
+    """The decoder in C++ for this machine (`kernels.cpu.native`), compiled if it has not been yet: seconds, the first time.
+
+    None, and one warning that says why, where it cannot be had; and without a word for a dtype that it does not know.
+    """
+    element_type = _ELEMENT_TYPES.get(dtype)
+    if element_type is None:
+        return None
+    try:
+        return ensure_library(element_type, cache_dir, max_isa)
+    except NativeUnavailable as e:
+        _log.warning("the C++ decoder is not used, torch's operators are, several times slower: %s", e)
+        return None

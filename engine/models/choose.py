@@ -1,0 +1,59 @@
+"""Which form of the decoder computes here: one C++ call a step, or torch's operators one by one."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.models.decoder import Decoder
+from engine.models.packed_decoder import PackedDecoder
+from engine.models.weights import Weights
+from engine.prepared import default_state_dir
+from kernels.interface import find_native_library, select_kernels
+from kernels.reference.backend import ReferenceKernels
+
+if TYPE_CHECKING:
+    # for the types alone: the models run where msgspec is not installed
+    from engine.config import EngineConfig, ModelConfig
+
+_log = logging.getLogger(__name__)
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def choose_decoder(
+    shape: "ModelConfig",
+    weights: Weights,
+    config: "EngineConfig",
+    device: torch.device,
+    dtype: torch.dtype,
+    num_positions: int,
+) -> Decoder | PackedDecoder:
+    """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed."""
+    if config.kernels == "reference":
+        return Decoder(shape, weights, ReferenceKernels(device), device, num_positions)
+    if device.type == "cpu" and config.max_isa != "none":
+        kernels_dir = default_state_dir() / "kernels" if config.kernels_dir is None else Path(config.kernels_dir)
+        library = find_native_library(dtype, kernels_dir, config.max_isa)
+        if library is not None:
+            return PackedDecoder(
+                shape,
+                weights,
+                library,
+                num_positions,
+                config.block_size,
+                num_threads=torch.get_num_threads(),
+                huge_pages=has_huge_pages(),
+            )
+    return Decoder(shape, weights, select_kernels(device, dtype), device, num_positions)
+
+
+def has_huge_pages(setting: Path = _HUGE_PAGES) -> bool:
+    """Whether a program may ask for them. Warns if not."""
+    try:
+        is_off = "[never]" in setting.read_text()
+    except OSError:
+        is_off = True
+    if is_off:
+        _log.warning("this system has no transparent huge pages: steps take 10 to 20%% longer")
+    return not is_off
