@@ -41,6 +41,12 @@ class Dtype(StrEnum):
     float32 = "float32"
 
 
+class Kernels(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    reference = "reference"
+
+
 class BlockSize(StrEnum):
     tokens_8 = "8"
     tokens_16 = "16"
@@ -109,6 +115,9 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at a time; others wait.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
+    kernels: Annotated[
+        Kernels, typer.Option(help="auto: the fastest that work here; reference: plain torch, slow.")
+    ] = Kernels.auto,
     state_dir: StateDir = None,
     check_kv: Annotated[bool, typer.Option("--check-kv", help="Check every KV slot before it is read (slow).")] = False,
 ) -> None:
@@ -133,6 +142,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         threads=threads,
+        kernels=kernels.value,
         check_kv=check_kv,
     )
     options = ServeOptions(

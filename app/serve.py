@@ -39,7 +39,7 @@ class ServeOptions:
     model_dir: Path
     state_dir: Path
     engine: EngineConfig
-    """Without model_dir and address, which are known only here."""
+    """Without model_dir, address and kernels_dir, which are known only here."""
     host: str = "127.0.0.1"
     port: int = 8000
     config_path: Path | None = None
@@ -131,7 +131,11 @@ def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_
                 stop_timeout_s=10.0,
             )
         )
-    engine = options.engine.replace(model_dir=str(options.model_dir), address=f"ipc://{folder}/engine.sock")
+    engine = options.engine.replace(
+        model_dir=str(options.model_dir),
+        address=f"ipc://{folder}/engine.sock",
+        kernels_dir=str(options.state_dir / "kernels"),
+    )
     specs.append(ChildSpec("the engine", python("engine", msgspec.json.encode(engine).decode())))
     gateway = GatewayConfig(
         host=options.host,

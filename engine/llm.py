@@ -91,6 +91,8 @@ class LLM:
     """
 
     def __init__(self, model: str | Path, *, state_dir: str | Path | None = None, **engine: Any) -> None:
+        if state_dir is not None:
+            engine.setdefault("kernels_dir", str(Path(state_dir) / "kernels"))
         if (Path(model) / "manifest.json").is_file():
             prepared = PreparedModel.load(model)
         else:

@@ -92,7 +92,7 @@ class ModelRunner:
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
         tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
-        return self._decoder.logits(self._forward(tensors))
+        return self._decoder.logits(self._forward(tensors)).clone()
 
     def _forward(self, tensors: BatchTensors) -> torch.Tensor:
         plan = self._decoder.plan(tensors.attention, self._kv_shape)

@@ -9,6 +9,8 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 REPOSITORY = Path(__file__).parent.parent
+# what is compiled for this machine goes to the runs' state folder too, not to the home of whoever runs them
+os.environ.setdefault("XDG_STATE_HOME", os.environ.get("TRUNKLINE_TEST_STATE_DIR") or str(REPOSITORY / ".state"))
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
-    host = "--host-cache-bytes 512MiB"
+    host = "--host-cache-bytes 512MiB --kernels reference"
     result = run(
         "serve", *words.split(), *more.split(), *host.split(), "--state-dir", str(tmp_path / "s"), "--check-kv"
     )
@@ -66,6 +66,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             max_num_batched_tokens=64,
             threads=3,
             host_cache_bytes=512 * 2**20,
+            kernels="reference",
             check_kv=True,
         ),
         host="::1",

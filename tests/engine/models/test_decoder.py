@@ -12,7 +12,6 @@ from engine.config import EngineConfig
 from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
-from kernels.reference.backend import ReferenceKernels
 from tests.engine.runner_driver import RunnerDriver
 from tests.tiny_model import make_tiny
 
@@ -71,13 +70,21 @@ def tiny(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make_tiny(tmp_path / "source", family, **options)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_logits_equal_transformers(tiny: Path, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if backend == "reference":
-        monkeypatch.setattr("engine.model_runner.select_kernels", lambda device, dtype: ReferenceKernels(device))
+BACKENDS: dict[str, dict[str, Any]] = {
+    "C++": {},
+    "C++, avx512": {"max_isa": "avx512"},
+    "C++, avx2": {"max_isa": "avx2"},
+    "torch": {"max_isa": "none"},
+    "reference": {"kernels": "reference"},
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_logits_equal_transformers(tiny: Path, tmp_path: Path, backend: str) -> None:
     token_ids = [(7 * i * i + 3 * i + 11) % 380 for i in range(NUM_TOKENS)]
     expected = transformers_logits(tiny, token_ids)
-    driver = RunnerDriver(runner_of(prepare(str(tiny), tmp_path / "state", "float32", lambda *_: None)))
+    model = prepare(str(tiny), tmp_path / "state", "float32", lambda *_: None)
+    driver = RunnerDriver(runner_of(model, **BACKENDS[backend]))
     for how, sizes in CHUNKINGS.items():
         difference = (driver.logits_in_chunks(token_ids, sizes) - expected).abs().max().item()
         assert difference < 1e-4, how
