@@ -39,7 +39,10 @@ class BatchTensors:
     def build(cls, batch: ScheduledBatch, block_size: int, device: torch.device) -> "BatchTensors":
         builder = _Builder(block_size)
         nodes = [Node(node.block_ids, node.rows) for node in batch.nodes]
-        shared = {row: len(node.block_ids) for node in batch.nodes for row in node.rows}
+        shared: dict[int, int] = {}
+        for node in batch.nodes:
+            for row in node.rows:
+                shared[row] = shared.get(row, 0) + len(node.block_ids)
         for row, scheduled in enumerate(batch.decodes):
             builder.add_decode(scheduled, shared.get(row, 0))
         for scheduled in batch.extends:

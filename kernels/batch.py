@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Blocks that several decode rows share: all full, wholly before each row's last token."""
+    """Blocks that several decode rows share: all full, wholly before each row's last token.
+
+    A row may be in several: the first holds its first tokens, the next those that follow, and so on.
+    """
 
     block_ids: Sequence[int]
     rows: Sequence[int]
@@ -17,7 +20,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """One decode row's blocks after its node's (all its blocks if it has none); at least one token."""
+    """One decode row's blocks after its nodes' (all its blocks if it has none); at least one token."""
 
     block_ids: Sequence[int]
     num_tokens: int
@@ -45,7 +48,7 @@ class AttentionBatch:
     tails: Sequence[Tail] = ()
     """One for each decode row."""
     nodes: Sequence[Node] = ()
-    """A row is in at most one."""
+    """In each row's order: a trunk before a document that follows it."""
     extends: Sequence[Extend] = field(default=())
 
     @property

@@ -104,7 +104,9 @@ class CpuKernels:
         attended, node_lse = self._flash(folded, keys, values)
         attended = attended.reshape(num_kv_heads, num, group, head_dim).transpose(0, 1)
         node_lse = node_lse.reshape(num_kv_heads, num, group).transpose(0, 1)
-        weight = torch.sigmoid(node_lse - lse[node.rows]).unsqueeze(-1)
+        own_lse = lse[node.rows]
+        lse[node.rows] = torch.logaddexp(own_lse, node_lse)
+        weight = torch.sigmoid(node_lse - own_lse).unsqueeze(-1)
         merged = torch.lerp(out[node.rows].float(), attended.float(), weight)
         out.index_copy_(0, node.rows, merged.to(out.dtype))
 

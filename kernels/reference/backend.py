@@ -64,7 +64,10 @@ class ReferenceKernels:
         device = self._device
         gather = unused = None
         if batch.tails:
-            heads: dict[int, list[int]] = {row: list(node.block_ids) for node in batch.nodes for row in node.rows}
+            heads: dict[int, list[int]] = {}
+            for node in batch.nodes:
+                for row in node.rows:
+                    heads.setdefault(row, []).extend(node.block_ids)
             tables = [heads.get(row, []) + list(tail.block_ids) for row, tail in enumerate(batch.tails)]
             lengths = [
                 len(heads.get(row, [])) * shape.block_size + tail.num_tokens for row, tail in enumerate(batch.tails)

@@ -1,63 +1,16 @@
 """The CPU backend against plain torch: odd heads, ragged tails, nodes of every size, poison where nothing is."""
 
-import math
-
 import pytest
 import torch
 
-from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
+from kernels.batch import AttentionBatch, Extend, Node, Tail
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.plan import group_tails
 from kernels.reference.backend import ReferenceKernels
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-class Pool:
-    """A cache in which every slot holds NaN until a sequence owns it; blocks come in a random order."""
-
-    def __init__(self, *, num_blocks: int = 300, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype):
-        self.shape = KVShape(num_blocks, kv_heads, block_size, head_dim)
-        self.dtype = dtype
-        self.kv = torch.full((2, num_blocks, kv_heads, block_size, head_dim), math.nan, dtype=dtype)
-        self._generator = torch.Generator().manual_seed(1)
-        self._free = (torch.randperm(num_blocks - 1, generator=self._generator) + 1).tolist()
-
-    def random(self, *sizes: int) -> torch.Tensor:
-        return torch.randn(sizes, generator=self._generator).to(self.dtype)
-
-    def blocks(self, num_tokens: int) -> list[int]:
-        """Blocks holding `num_tokens` random tokens; the slots behind them stay poisoned."""
-        size = self.shape.block_size
-        ids = [self._free.pop() for _ in range(-(-num_tokens // size))]
-        for i, block_id in enumerate(ids):
-            used = min(size, num_tokens - i * size)
-            self.kv[:, block_id, :, :used] = self.random(2, self.shape.num_kv_heads, used, self.shape.head_dim)
-        return ids
-
-    def tokens(self, block_ids: list[int], num_tokens: int) -> torch.Tensor:
-        """[2, kv_heads, num_tokens, head_dim] in float64."""
-        return self.kv[:, block_ids].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
-
-
-def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:
-    """One sequence in float64. q [rows, heads, head_dim]; row i sees `num_context + i + 1` tokens of kv."""
-    group = q.shape[1] // kv.shape[1]
-    keys, values = (x.repeat_interleave(group, 0) for x in kv)
-    scores = torch.einsum("rhd,htd->hrt", q.double(), keys) / math.sqrt(q.shape[2])
-    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(num_context)
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
-    return torch.einsum("hrt,htd->rhd", weights, values)
-
+from tests.kernels.pool import Pool, assert_near, exact
 
 def backends() -> list[CpuKernels | ReferenceKernels]:
     return [CpuKernels(packs_linears=False), ReferenceKernels(torch.device("cpu"))]
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    assert got.isfinite().all()
-    tolerance = TOLERANCE[got.dtype]
-    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 HEADS = [(9, 3), (4, 4), (7, 1), (5, 1), (4, 2)]
@@ -86,6 +39,7 @@ NODE_LAYOUTS = {
     "long": [(70, [0, 2, 3])],
     "two nodes": [(5, [0, 2]), (9, [1, 4])],
     "two nodes and everyone": [(5, [4, 0, 2]), (4, [1, 3])],
+    "two levels": [(5, [0, 1, 2, 3, 4]), (3, [0, 2]), (1, [4, 1])],
 }
 
 
@@ -98,7 +52,10 @@ def test_nodes_are_read_for_all_their_rows(dtype: torch.dtype, layout: str, bloc
     pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
     tables = [pool.blocks(length) for length in lengths]
     nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in NODE_LAYOUTS[layout]]
-    heads_of = {row: list(node.block_ids) for node in nodes for row in node.rows}
+    heads_of: dict[int, list[int]] = {}
+    for node in nodes:
+        for row in node.rows:
+            heads_of.setdefault(row, []).extend(node.block_ids)
     q = pool.random(len(lengths), heads, head_dim)
     expected = []
     for row, length in enumerate(lengths):

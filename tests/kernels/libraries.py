@@ -1,0 +1,55 @@
+"""Compiled decoders for tests: every kind that this machine can run, compiled once into the runs' state folder."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.prepared import default_state_dir
+from kernels.cpu import build
+from kernels.cpu.build import ElementType, Isa
+from kernels.cpu.native import DecoderShape, NativeDecoder, NativeLibrary
+
+ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+KINDS = [(dtype, isa) for dtype in ELEMENT_TYPES for isa in build.ISAS]
+BEST = [(dtype, None) for dtype in ELEMENT_TYPES]
+
+
+def cache_dir() -> Path:
+    return default_state_dir() / "kernels"
+
+
+@cache
+def library(dtype: torch.dtype, isa: Isa | None) -> NativeLibrary:
+    """Skips the test where the processor has no such instructions; `isa` None: the best it has."""
+    if isa is not None and build.best_isa(build.cpu_flags(), isa) != isa:
+        pytest.skip(f"this processor has no {isa}")
+    return build.ensure_library(ELEMENT_TYPES[dtype], cache_dir(), isa)
+
+
+def decoder(
+    dtype: torch.dtype,
+    isa: Isa | None = None,
+    *,
+    num_threads: int = 1,
+    hidden_size: int = 32,
+    num_heads: int = 1,
+    num_kv_heads: int = 1,
+    head_dim: int = 16,
+    intermediate_size: int = 16,
+    block_size: int = 16,
+) -> NativeDecoder:
+    """One layer without weights yet."""
+    shape = DecoderShape(
+        num_layers=1,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+        vocab_size=32,
+        rms_norm_eps=1e-5,
+        block_size=block_size,
+    )
+    return NativeDecoder(library(dtype, isa), shape, num_threads, huge_pages=False)

@@ -1,0 +1,52 @@
+"""A cache of random tokens with poison where nothing is, and attention over it written down in float64."""
+
+import math
+
+import torch
+
+from kernels.batch import KVShape
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+class Pool:
+    """A cache in which every slot holds NaN until a sequence owns it; blocks come in a random order."""
+
+    def __init__(self, *, num_blocks: int = 300, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype):
+        self.shape = KVShape(num_blocks, kv_heads, block_size, head_dim)
+        self.dtype = dtype
+        self.kv = torch.full((2, num_blocks, kv_heads, block_size, head_dim), math.nan, dtype=dtype)
+        self._generator = torch.Generator().manual_seed(1)
+        self._free = (torch.randperm(num_blocks - 1, generator=self._generator) + 1).tolist()
+
+    def random(self, *sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=self._generator).to(self.dtype)
+
+    def blocks(self, num_tokens: int) -> list[int]:
+        """Blocks holding `num_tokens` random tokens; the slots behind them stay poisoned."""
+        size = self.shape.block_size
+        ids = [self._free.pop() for _ in range(-(-num_tokens // size))]
+        for i, block_id in enumerate(ids):
+            used = min(size, num_tokens - i * size)
+            self.kv[:, block_id, :, :used] = self.random(2, self.shape.num_kv_heads, used, self.shape.head_dim)
+        return ids
+
+    def tokens(self, block_ids: list[int], num_tokens: int) -> torch.Tensor:
+        """[2, kv_heads, num_tokens, head_dim] in float64."""
+        return self.kv[:, block_ids].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
+
+
+def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:
+    """One sequence in float64. q [rows, heads, head_dim]; row i sees `num_context + i + 1` tokens of kv."""
+    group = q.shape[1] // kv.shape[1]
+    keys, values = (x.repeat_interleave(group, 0) for x in kv)
+    scores = torch.einsum("rhd,htd->hrt", q.double(), keys) / math.sqrt(q.shape[2])
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(num_context)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("hrt,htd->rhd", weights, values)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.isfinite().all()
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)

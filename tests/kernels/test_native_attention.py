@@ -1,0 +1,157 @@
+"""Attention in C++ against float64, and what its rows' bits may depend on."""
+
+import pytest
+import torch
+
+from kernels.batch import AttentionBatch, Extend, Node, Tail
+from kernels.cpu.build import Isa
+from kernels.cpu.native import NativeDecoder, StepArrays
+from tests.kernels.libraries import BEST, KINDS, decoder
+from tests.kernels.pool import Pool, exact
+
+# the largest difference, values being of unit variance; and the norm of all differences to that of the result
+TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 5e-3)}
+HEADS = [(9, 3), (2, 2), (4, 1), (14, 2)]  # groups of 3, 1, 4 and 7
+LENGTHS = [1, 15, 16, 17, 33, 100, 255, 256, 257, 700]
+
+
+def attend(native: NativeDecoder, pool: Pool, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+    out = torch.full_like(q, float("nan"))
+    native.attention(
+        0, StepArrays.of(batch), pool.kv.data_ptr(), pool.shape.num_blocks, q.data_ptr(), out.data_ptr()
+    )
+    return out
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.isfinite().all()
+    largest, relative = TOLERANCE[got.dtype]
+    assert (got.double() - expected).abs().max() <= largest
+    assert (got.double() - expected).norm() <= relative * expected.norm()
+
+
+def decoder_for(pool: Pool, heads: int, isa: Isa | None = None, num_threads: int = 1) -> NativeDecoder:
+    return decoder(
+        pool.dtype,
+        isa,
+        num_threads=num_threads,
+        num_heads=heads,
+        num_kv_heads=pool.shape.num_kv_heads,
+        head_dim=pool.shape.head_dim,
+        block_size=pool.shape.block_size,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_decode_of_ragged_tails(dtype: torch.dtype, isa: Isa, heads: int, kv_heads: int, head_dim: int) -> None:
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
+    tables = [pool.blocks(length) for length in LENGTHS]
+    q = pool.random(len(LENGTHS), heads, head_dim)
+    expected = torch.cat([exact(q[i : i + 1], pool.tokens(tables[i], n), n - 1) for i, n in enumerate(LENGTHS)])
+    batch = AttentionBatch([0] * len(LENGTHS), [Tail(t, n) for t, n in zip(tables, LENGTHS, strict=True)])
+    assert_near(attend(decoder_for(pool, heads, isa), pool, q, batch), expected)
+
+
+NODE_LAYOUTS = {
+    "none": [],
+    "one for all": [(4, [0, 1, 2, 3, 4])],
+    "one block": [(1, [1, 2])],
+    "shorter than the tails": [(2, [0, 4])],
+    "long": [(70, [0, 2, 3])],
+    "three": [(5, [0, 2]), (9, [1]), (40, [4, 3])],
+    "two levels": [(5, [0, 1, 2, 3, 4]), (3, [0, 2]), (20, [4, 1])],
+    "eight at two levels": [(5, [0, 1]), (66, [2, 3, 4]), *((2 + row, [row]) for row in range(5)), (1, [0, 4])],
+}
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
+@pytest.mark.parametrize("layout", NODE_LAYOUTS)
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_nodes_are_read_for_all_their_rows(
+    dtype: torch.dtype, isa: Isa, layout: str, block_size: int, num_threads: int
+) -> None:
+    heads, kv_heads, head_dim = 9, 3, 64
+    lengths = [1, 30, 16, 90, 7]
+    pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
+    tables = [pool.blocks(length) for length in lengths]
+    nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in NODE_LAYOUTS[layout]]
+    shared: list[list[int]] = [[] for _ in lengths]
+    for node in nodes:
+        for row in node.rows:
+            shared[row] += node.block_ids
+    q = pool.random(len(lengths), heads, head_dim)
+    expected = []
+    for row, length in enumerate(lengths):
+        total = len(shared[row]) * block_size + length
+        expected.append(exact(q[row : row + 1], pool.tokens(shared[row] + tables[row], total), total - 1))
+    batch = AttentionBatch([0] * 5, [Tail(t, n) for t, n in zip(tables, lengths, strict=True)], nodes)
+    assert_near(attend(decoder_for(pool, heads, isa, num_threads), pool, q, batch), torch.cat(expected))
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+def test_extends_see_their_context_and_themselves(dtype: torch.dtype, isa: Isa, heads: int, kv_heads: int) -> None:
+    shares = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (250, 20), (0, 270)]  # (context, new)
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=32, dtype=dtype)
+    tables = [pool.blocks(context + new) for context, new in shares]
+    tail = pool.blocks(21)
+    q = pool.random(1 + sum(new for _, new in shares), heads, 32)
+    expected = [exact(q[:1], pool.tokens(tail, 21), 20)]
+    first = 1
+    for (context, new), table in zip(shares, tables, strict=True):
+        expected.append(exact(q[first : first + new], pool.tokens(table, context + new), context))
+        first += new
+    # blocks allocated ahead of the new tokens are not read
+    extends = [Extend(new, context, [*table, 0]) for (context, new), table in zip(shares, tables, strict=True)]
+    batch = AttentionBatch([0] * len(q), [Tail(tail, 21)], (), extends)
+    assert_near(attend(decoder_for(pool, heads, isa, 2), pool, q, batch), torch.cat(expected))
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (7, 1), (2, 2)])
+def test_a_token_has_the_same_bits_alone_in_company_and_in_any_chunk(
+    dtype: torch.dtype, isa: Isa, heads: int, kv_heads: int
+) -> None:
+    num_tokens, head_dim = 600, 80
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
+    table = pool.blocks(num_tokens)
+    q = pool.random(num_tokens, heads, head_dim)
+    whole = attend(decoder_for(pool, heads, isa), pool, q, AttentionBatch([0] * 600, (), (), [Extend(600, 0, table)]))
+
+    cuts = [0, 1, 18, 255, 256, 300, 599, 600]
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        batch = AttentionBatch([0] * (end - start), (), (), [Extend(end - start, start, table)])
+        chunk = attend(decoder_for(pool, heads, isa, 2), pool, q[start:end].contiguous(), batch)
+        assert torch.equal(chunk, whole[start:end]), (start, end)
+
+    positions = [0, 1, 16, 254, 255, 256, 257, 511, 512, 599, 40, 41, 42]
+    batch = AttentionBatch([0] * len(positions), [Tail(table[: p // 16 + 1], p + 1) for p in positions])
+    together = attend(decoder_for(pool, heads, isa, 3), pool, q[positions].contiguous(), batch)
+    assert torch.equal(together, whole[positions])
+    for position in positions:
+        batch = AttentionBatch([0], [Tail(table[: position // 16 + 1], position + 1)])
+        alone = attend(decoder_for(pool, heads, isa), pool, q[position : position + 1].contiguous(), batch)
+        assert torch.equal(alone[0], whole[position]), position
+
+
+@pytest.mark.parametrize(("dtype", "isa"), BEST, ids=str)
+@pytest.mark.parametrize("num_readers", [1, 2, 5, 32])
+def test_a_row_behind_a_node_has_the_same_bits_with_any_company_and_any_number_of_threads(
+    dtype: torch.dtype, isa: None, num_readers: int
+) -> None:
+    pool = Pool(kv_heads=2, block_size=16, head_dim=64, dtype=dtype, num_blocks=400)
+    lengths = [1 + 7 * row for row in range(32)]
+    node, tables = pool.blocks(100 * 16), [pool.blocks(length) for length in lengths]
+    q = pool.random(32, 6, 64)
+
+    def of(num_readers: int, num_threads: int) -> torch.Tensor:
+        tails = [Tail(t, n) for t, n in zip(tables, lengths, strict=True)][:num_readers]
+        batch = AttentionBatch([0] * num_readers, tails, [Node(node, range(num_readers))])
+        return attend(decoder_for(pool, 6, isa, num_threads), pool, q[:num_readers].contiguous(), batch)
+
+    everyone = of(32, 1)
+    for num_threads in (1, 2, 3, 7):
+        assert torch.equal(of(num_readers, num_threads), everyone[:num_readers])
