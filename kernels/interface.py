@@ -72,7 +72,7 @@ _ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.bfloat16: "bfloat16", to
 
 
 def find_native_library(dtype: torch.dtype, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary | None:
-    """The decoder in C++ for this machine (`kernels.cpu.native`), compiled if it has not been yet: seconds, the first time.
+    """The decoder in C++ for this machine (`kernels.cpu.native`), compiled if it has not been yet, which takes seconds.
 
     None, and one warning that says why, where it cannot be had; and without a word for a dtype that it does not know.
     """

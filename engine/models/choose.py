@@ -48,12 +48,12 @@ def choose_decoder(
     return Decoder(shape, weights, select_kernels(device, dtype), device, num_positions)
 
 
-def has_huge_pages(setting: Path = _HUGE_PAGES) -> bool:
+def has_huge_pages(setting: Path | None = None) -> bool:
     """Whether a program may ask for them. Warns if not."""
     try:
-        is_off = "[never]" in setting.read_text()
+        is_off = "[never]" in (setting or _HUGE_PAGES).read_text()
     except OSError:
         is_off = True
     if is_off:
-        _log.warning("this system has no transparent huge pages: steps take 10 to 20%% longer")
+        _log.warning("this system has no transparent huge pages: steps take 10 to 20% longer")
     return not is_off

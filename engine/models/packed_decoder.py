@@ -12,8 +12,15 @@ import torch
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
 from kernels.batch import AttentionBatch, KVShape
-from kernels.cpu.native import LAYER_BIASES, LAYER_NORMS, LAYER_WEIGHTS, DecoderShape, NativeDecoder, NativeLibrary
-from kernels.cpu.native import StepArrays
+from kernels.cpu.native import (
+    LAYER_BIASES,
+    LAYER_NORMS,
+    LAYER_WEIGHTS,
+    DecoderShape,
+    NativeDecoder,
+    NativeLibrary,
+    StepArrays,
+)
 
 if TYPE_CHECKING:
     # for the types alone: the models run where msgspec is not installed

@@ -87,6 +87,8 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary:
     """The checked library, compiled first if it is not in `cache_dir`. Raises NativeUnavailable."""
     isa = best_isa(cpu_flags(), max_isa)
+    if element_type == "float32" and isa == "avx512_bf16":
+        isa = "avx512"  # the bf16 product is of no use
     if isa is None:
         raise NativeUnavailable(f"this processor has none of {', '.join(ISAS)}")
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kernels.batch import AttentionBatch
+from kernels.batch import AttentionBatch, Extend, Tail
 
 Int32Array = npt.NDArray[np.int32]
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p
@@ -78,21 +78,22 @@ class StepArrays:
     @classmethod
     def of(cls, batch: AttentionBatch) -> "StepArrays":
         block_ids: list[int] = []
-        run_tables, node_tables, node_readers, readers = [0], [0], [0], []
+        readers: list[int] = []
+        node_tables, node_readers = [0], [0]
         for node in batch.nodes:
             block_ids += node.block_ids
             readers += node.rows
             node_tables.append(len(block_ids))
             node_readers.append(len(readers))
-        run_tables[0] = len(block_ids)
-        for run in (*batch.tails, *batch.extends):
+        runs: list[Tail | Extend] = [*batch.tails, *batch.extends]
+        run_tables = [len(block_ids)]
+        for run in runs:
             block_ids += run.block_ids
             run_tables.append(len(block_ids))
-        num_decodes = len(batch.tails)
         return cls(
             slots=_int32(batch.slots),
-            run_rows=_int32([1] * num_decodes + [extend.num_rows for extend in batch.extends]),
-            run_tokens=_int32([run.num_tokens for run in (*batch.tails, *batch.extends)]),
+            run_rows=_int32([1] * batch.num_decodes + [extend.num_rows for extend in batch.extends]),
+            run_tokens=_int32([run.num_tokens for run in runs]),
             run_tables=_int32(run_tables),
             node_tables=_int32(node_tables),
             node_readers=_int32(node_readers),
@@ -133,8 +134,7 @@ class NativeLibrary:
 class NativeDecoder:
     """Weights packed into memory of its own, and the threads that compute steps over them.
 
-    Every address is that of a contiguous array whose length the shape gives; `step` arrays are those of one batch. Raises
-    MemoryError.
+    Every address is that of a contiguous array whose length the shape gives. Raises MemoryError.
     """
 
     def __init__(self, library: NativeLibrary, shape: DecoderShape, num_threads: int, *, huge_pages: bool) -> None:

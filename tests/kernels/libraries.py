@@ -12,7 +12,9 @@ from kernels.cpu.build import ElementType, Isa
 from kernels.cpu.native import DecoderShape, NativeDecoder, NativeLibrary
 
 ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-KINDS = [(dtype, isa) for dtype in ELEMENT_TYPES for isa in build.ISAS]
+KINDS = [
+    (dtype, isa) for dtype in ELEMENT_TYPES for isa in build.ISAS if (dtype, isa) != (torch.float32, "avx512_bf16")
+]
 BEST = [(dtype, None) for dtype in ELEMENT_TYPES]
 
 

@@ -9,6 +9,7 @@ from kernels.cpu.plan import group_tails
 from kernels.reference.backend import ReferenceKernels
 from tests.kernels.pool import Pool, assert_near, exact
 
+
 def backends() -> list[CpuKernels | ReferenceKernels]:
     return [CpuKernels(packs_linears=False), ReferenceKernels(torch.device("cpu"))]
 

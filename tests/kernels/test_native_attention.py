@@ -1,5 +1,7 @@
 """Attention in C++ against float64, and what its rows' bits may depend on."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -17,9 +19,7 @@ LENGTHS = [1, 15, 16, 17, 33, 100, 255, 256, 257, 700]
 
 def attend(native: NativeDecoder, pool: Pool, q: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
     out = torch.full_like(q, float("nan"))
-    native.attention(
-        0, StepArrays.of(batch), pool.kv.data_ptr(), pool.shape.num_blocks, q.data_ptr(), out.data_ptr()
-    )
+    native.attention(0, StepArrays.of(batch), pool.kv.data_ptr(), pool.shape.num_blocks, q.data_ptr(), out.data_ptr())
     return out
 
 
@@ -122,7 +122,7 @@ def test_a_token_has_the_same_bits_alone_in_company_and_in_any_chunk(
     whole = attend(decoder_for(pool, heads, isa), pool, q, AttentionBatch([0] * 600, (), (), [Extend(600, 0, table)]))
 
     cuts = [0, 1, 18, 255, 256, 300, 599, 600]
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in itertools.pairwise(cuts):
         batch = AttentionBatch([0] * (end - start), (), (), [Extend(end - start, start, table)])
         chunk = attend(decoder_for(pool, heads, isa, 2), pool, q[start:end].contiguous(), batch)
         assert torch.equal(chunk, whole[start:end]), (start, end)

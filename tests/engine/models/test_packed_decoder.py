@@ -1,0 +1,135 @@
+"""The C++ decoder against torch's operators, layer by layer: several families, decode rows and prompts, nodes."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from engine.batch_tensors import BatchTensors
+from engine.config import EngineConfig
+from engine.forest import SharedNode
+from engine.model_runner import ModelRunner
+from engine.models.decoder import Decoder
+from engine.models.packed_decoder import PackedDecoder
+from engine.models.prepare import prepare
+from engine.models.weights import Weights
+from engine.prepared import PreparedModel
+from engine.scheduled_batch import ScheduledBatch
+from kernels.reference.backend import ReferenceKernels
+from tests.engine.runner_driver import RunnerDriver
+from tests.tiny_model import make_tiny
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 96},
+    "qwen2": {"num_heads": 7, "num_kv_heads": 1, "hidden_size": 112, "tie_word_embeddings": False},
+    "qwen3": {"head_dim": 32, "num_heads": 4, "num_kv_heads": 4},
+}
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
+# for six rows whose tables begin with the same six blocks, and then in threes with the same three more
+NODES: dict[str, list[tuple[int, int, tuple[int, ...]]]] = {
+    "no nodes": [],
+    "one": [(0, 6, (0, 1, 2, 3, 4, 5))],
+    "three": [(0, 6, (0, 1)), (0, 5, (2, 3)), (0, 9, (4, 5))],
+    "three at two levels": [(0, 6, (0, 1, 2, 3, 4, 5)), (6, 9, (0, 1, 2)), (6, 9, (3, 4, 5))],
+    "eight at two levels": [
+        *((0, 6, (0, 1, 2)), (0, 4, (3, 4)), (0, 5, (5,))),
+        *((6, 9, (0, 1)), (6, 8, (2,)), (4, 9, (3,)), (4, 8, (4,)), (5, 9, (5,))),
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=[(f, d) for f in FAMILIES for d in TOLERANCE], ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreparedModel, str]:
+    family, dtype = request.param
+    path = tmp_path_factory.mktemp("model")
+    source = make_tiny(path / "tiny", family, num_layers=3, **FAMILIES[family])
+    return prepare(str(source), path / "state", dtype, lambda *_: None), dtype
+
+
+def runner_of(model: tuple[PreparedModel, str], **settings: Any) -> ModelRunner:
+    prepared, dtype = model
+    config = EngineConfig(model_dir=str(prepared.path), device="cpu", dtype=dtype, num_blocks=100, threads=1)
+    return ModelRunner(prepared, config.replace(**settings))
+
+
+def ids(start: int, length: int) -> list[int]:
+    return [(start + 5 * i * i + i) % 380 for i in range(length)]
+
+
+def mixed_batch(driver: RunnerDriver) -> ScheduledBatch:
+    """Six decode rows, four of which computed their beginnings themselves, and two extends; K and V of all that lies
+    before is in the cache."""
+    trunk = ids(1, 96)
+    documents = [ids(2, 48), ids(3, 48)]
+    rows = [driver.sequence([*trunk, *documents[row // 3], *ids(10 + row, 4 + 9 * row)]) for row in range(6)]
+    for row, sequence in enumerate(rows):
+        if row:
+            driver.share(rows[0 if row < 4 else 3], sequence, 9 if row not in (0, 3) else 6)
+        driver.logits([(sequence, sequence.num_uncomputed_tokens - 1)])
+    fresh, goes_on = driver.sequence(ids(20, 40)), driver.sequence(ids(21, 60))
+    driver.logits([(goes_on, 25)])
+    return driver.batch([*((row, 1) for row in rows), (fresh, 40), (goes_on, 30)], with_nodes=False)
+
+
+@pytest.mark.parametrize("nodes", NODES)
+def test_every_layer_and_the_logits_equal_the_reference(model: tuple[PreparedModel, str], nodes: str) -> None:
+    prepared, dtype = model
+    runner = runner_of(model)
+    packed = runner._decoder
+    assert isinstance(packed, PackedDecoder)
+    shape = prepared.manifest.config
+    weights = Weights(prepared.weights_path(dtype), shape)
+    device = torch.device("cpu")
+    plain = Decoder(shape, weights, ReferenceKernels(device), device, runner.plan.max_model_len)
+
+    batch = mixed_batch(RunnerDriver(runner))
+    assert batch.num_decodes == 6
+    tables = [row.sequence.block_table for row in batch.decodes]
+    shared = tuple(SharedNode(tuple(tables[rows[0]][start:end]), rows) for start, end, rows in NODES[nodes])
+    for node, (start, end, rows) in zip(shared, NODES[nodes], strict=True):
+        assert all(tuple(tables[row][start:end]) == node.block_ids for row in rows)
+    tensors = BatchTensors.build(ScheduledBatch(batch.sequences, 6, (), shared), 16, device)
+    kv = runner._kv.clone()
+
+    tolerance = TOLERANCE[dtype]
+    plan = plain.plan(tensors.attention, runner._kv_shape)
+    arrays = packed.plan(tensors.attention, runner._kv_shape)
+    layers, plain_layers = range(shape.num_layers + 1), plain._layers
+    for num_layers in layers:
+        plain._layers = plain_layers[:num_layers]
+        # a copy each: both write the step's K and V
+        mine, theirs = kv.clone(), kv.clone()
+        expected = plain.forward(tensors.token_ids, tensors.positions, theirs[:num_layers], plan, 6)
+        got = packed.forward(tensors.token_ids, tensors.positions, mine, arrays, 6, num_layers)
+        assert_near(got, expected, tolerance)
+        assert_near(mine[:num_layers], theirs[:num_layers], tolerance)
+        assert torch.equal(mine[num_layers:], kv[num_layers:])
+    assert_near(packed.logits(got), plain.logits(expected), tolerance)
+
+
+def assert_near(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert got.isfinite().all()
+    assert (got.double() - expected.double()).norm() <= tolerance * expected.double().norm()
+
+
+def test_a_prompt_has_the_same_bits_whole_in_chunks_and_token_by_token(model: tuple[PreparedModel, str]) -> None:
+    prompt = ids(4, 70)
+    whole = RunnerDriver(runner_of(model)).logits_in_chunks(prompt, [70])
+    for sizes in ([17, 17, 17, 17, 2], [1] * 70, [64, 6], [33, 1, 36]):
+        assert torch.equal(RunnerDriver(runner_of(model, threads=2)).logits_in_chunks(prompt, sizes), whole), sizes
+
+
+def test_a_row_has_the_same_bits_alone_and_in_company(model: tuple[PreparedModel, str]) -> None:
+    prompts = [ids(30 + i, 5 + 11 * i) for i in range(6)]
+
+    def logits(chosen: list[int]) -> torch.Tensor:
+        driver = RunnerDriver(runner_of(model))
+        rows = [driver.sequence(prompts[i]) for i in chosen]
+        for row in rows:
+            driver.logits([(row, row.num_tokens - 1)])
+        return driver.logits([(row, 1) for row in rows])
+
+    together = logits([0, 1, 2, 3, 4, 5])
+    for i in range(6):
+        assert torch.equal(logits([i])[0], together[i])
+    assert torch.equal(logits([4, 2]), together[[4, 2]])
