@@ -27,7 +27,7 @@ Decoder::Decoder(const TrunklineShape& shape)
     norm_ = layout.take<float>(shape_.hidden_size);
     head_.place(layout, shape_.vocab_size, shape_.hidden_size);
     // a product reads ahead of its panel
-    layout.take<Word>(PREFETCH_WORDS + PANEL);
+    layout.take<char>(size_t(head_.depth) * PANEL * sizeof(Word) + NEAR_BYTES);
     return layout.used();
   };
   weights_ = Pages(place_all(nullptr), shape_.uses_huge_pages);
@@ -235,6 +235,17 @@ void Decoder::gather(const Queries& queries, int from, int to, int kv_head) cons
   }
 }
 
+static Span node_span(const LayerCache& cache, const TrunklineStep& step, const NodeTask& task, int first) {
+  return {cache, task.kv_head, step.block_ids + step.node_tables[task.node], task.first_token + first,
+          std::min(PIECE_TOKENS, task.num_tokens - first)};
+}
+
+static Span run_span(const LayerCache& cache, const TrunklineStep& step, const RunTask& task, int first) {
+  const int num_tokens = step.run_tokens[task.run] - (step.run_rows[task.run] - task.first_row - task.num_rows);
+  return {cache, task.kv_head, step.block_ids + step.run_tables[task.run], first,
+          std::min(PIECE_TOKENS, num_tokens - first)};
+}
+
 void Decoder::attend_nodes(int thread, const LayerCache& cache, const TrunklineStep& step) const {
   const AttentionScratch& scratch = scratch_[thread];
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
@@ -247,8 +258,12 @@ void Decoder::attend_nodes(int thread, const LayerCache& cache, const TrunklineS
     for (int r = 0; r < num_readers; r++) gather(queries, plan_.first_rows[readers[r]], r * group_, task.kv_head);
     parts.clear(queries.num_rows);
     for (int first = 0; first < task.num_tokens; first += PIECE_TOKENS) {
-      piece.fill(cache, task.kv_head, step.block_ids + step.node_tables[task.node], task.first_token + first,
-                 std::min(PIECE_TOKENS, task.num_tokens - first));
+      Span next{};
+      if (first + PIECE_TOKENS < task.num_tokens)
+        next = node_span(cache, step, task, first + PIECE_TOKENS);
+      else if (i + 1 < plan_.node_bounds[thread + 1])
+        next = node_span(cache, step, plan_.node_tasks[i + 1], 0);
+      piece.fill(node_span(cache, step, task, first), next);
       attend(piece, first, queries, scale(), scratch, parts);
     }
   }
@@ -271,8 +286,12 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
         parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_spans + span], share->reader * group_,
                     group_);
     for (int first = 0; first < num_tokens; first += PIECE_TOKENS) {
-      piece.fill(cache, task.kv_head, step.block_ids + step.run_tables[task.run], first,
-                 std::min(PIECE_TOKENS, num_tokens - first));
+      Span next{};
+      if (first + PIECE_TOKENS < num_tokens)
+        next = run_span(cache, step, task, first + PIECE_TOKENS);
+      else if (i + 1 < plan_.run_bounds[thread + 1])
+        next = run_span(cache, step, plan_.run_tasks[i + 1], 0);
+      piece.fill(run_span(cache, step, task, first), next);
       attend(piece, first, queries, scale(), scratch, parts);
     }
     for (int r = 0; r < queries.num_rows; r++) {

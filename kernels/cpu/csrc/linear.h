@@ -7,6 +7,8 @@
 
 namespace trunkline {
 
+constexpr int NEAR_BYTES = 6144;
+
 struct Linear {
   Word* panels = nullptr;  // [num_panels][depth][32]
   int num_panels = 0;
@@ -37,14 +39,27 @@ struct Linear {
   void run(const Threads& threads, int thread, const Word* a, size_t a_stride, int num_rows, Body&& body) const {
     alignas(64) float c[MAX_ROWS * PANEL];
     const auto mine = threads.share(thread, num_panels);
-    for (int i = mine.begin; i < mine.end; i++)
+    const size_t panel_bytes = size_t(depth) * PANEL * sizeof(Word);
+    for (int i = mine.begin; i < mine.end; i++) {
+      if (num_rows <= MAX_ROWS) {
+        // the panel is read at the speed of memory: it is asked for shortly before
+        product<2>(num_rows, a, a_stride, panel(i), depth, c, PANEL, {(const char*)panel(i) + NEAR_BYTES, PANEL * 4});
+        body(i, 0, num_rows, c);
+        continue;
+      }
+      // the first two blocks of rows ask for a half of the next panel each, so that memory works while they compute
+      const char* next = (const char*)panel(i + 1);
       for_row_blocks(num_rows, [&](int first, int count) {
-        if (first == 0)
-          product<true>(count, a, a_stride, panel(i), depth, c, PANEL);
-        else
-          product(count, a + first * a_stride, a_stride, panel(i), depth, c, PANEL);
+        const Word* rows = a + first * a_stride;
+        if (next < (const char*)panel(i + 2)) {
+          product<1>(count, rows, a_stride, panel(i), depth, c, PANEL, {next, PANEL * sizeof(Word) / 2});
+          next += panel_bytes / 2;
+        } else {
+          product(count, rows, a_stride, panel(i), depth, c, PANEL);
+        }
         body(i, first, count, c);
       });
+    }
   }
 };
 

@@ -1,6 +1,8 @@
 // Up to 256 tokens of one KV head, turned into panels: K with tokens as columns, V with head dimensions as columns.
 #pragma once
 
+#include <algorithm>
+
 #include "product.h"
 
 namespace trunkline {
@@ -15,6 +17,39 @@ struct LayerCache {
 
   Element* key(int block, int kv_head, int offset) const {
     return data + ((size_t(block) * num_kv_heads + kv_head) * block_size + offset) * head_dim;
+  }
+};
+
+constexpr int MAX_HEAD_DIM = 256;
+alignas(64) static const Element ZEROS[MAX_HEAD_DIM] = {};
+
+// Tokens [first, first + num_tokens) of a block table, for one KV head.
+struct Span {
+  LayerCache cache;
+  int kv_head;
+  const int32_t* table;
+  int first, num_tokens;
+
+  // Calls body(token, key, value, count) for tokens [begin, end) of the span, by runs that lie side by side.
+  template <class Body>
+  inline __attribute__((always_inline)) void for_runs(int begin, int end, Body&& body) const {
+    int block = (first + begin) / cache.block_size, offset = (first + begin) % cache.block_size;
+    for (int token = begin; token < end; block++, offset = 0) {
+      const int count = std::min(cache.block_size - offset, end - token);
+      const Element* key = cache.key(table[block], kv_head, offset);
+      body(token, key, key + cache.values_offset, count);
+      token += count;
+    }
+  }
+
+  // Asks for K, or V, of 16 tokens.
+  template <bool VALUES>
+  void ask_for(int begin) const {
+    if (begin >= num_tokens) return;
+    for_runs(begin, std::min(begin + 16, num_tokens), [&](int, const Element* key, const Element* value, int count) {
+      const int num_bytes = count * cache.head_dim * int(sizeof(Element));
+      for (int i = 0; i < num_bytes; i += 64) prefetch((const char*)(VALUES ? value : key) + i);
+    });
   }
 };
 
@@ -61,6 +96,7 @@ class Piece {
   Piece(Word* keys, Word* values, int head_dim)
       : keys_(keys),
         values_(values),
+        head_dim_(head_dim),
         head_words_(head_dim / WORD_ELEMENTS),
         key_depth_(padded_depth(head_dim)),
         num_value_panels_((head_dim + PANEL - 1) / PANEL) {}
@@ -73,69 +109,63 @@ class Piece {
   const Word* key_panel(int i) const { return keys_ + size_t(i) * key_depth_ * PANEL; }
   const Word* value_panel(int i) const { return values_ + size_t(i) * (PIECE_TOKENS / WORD_ELEMENTS) * PANEL; }
 
-  // Takes tokens [first, first + num_tokens) of a block table; slots behind them are not read.
-  void fill(const LayerCache& cache, int kv_head, const int32_t* table, int first, int num_tokens) {
-    num_tokens_ = num_tokens;
-    const int size = cache.block_size;
-    for (int i = 0; i < num_tokens; i++) {
-      const int token = first + i;
-      rows_[i] = cache.key(table[token / size], kv_head, token % size);
-    }
-    for (int i = 0; i < num_tokens; i += 16) {
-      // the next tokens' keys are wanted soon, and these tokens' values when all keys are done
-      prefetch_rows(i + 16, 0);
-      prefetch_rows(i, cache.values_offset);
+  // Takes the span's tokens; slots behind them are not read. Meanwhile memory is asked for `next`.
+  void fill(const Span& span, const Span& next) {
+    num_tokens_ = span.num_tokens;
+    span.for_runs(0, num_tokens_, [&](int token, const Element* key, const Element* value, int count) {
+      for (int i = 0; i < count; i++) {
+        keys_of_[token + i] = key + i * head_dim_;
+        values_of_[token + i] = value + i * head_dim_;
+      }
+    });
+    for (int i = num_tokens_; i < round_up(num_tokens_, 16); i++) keys_of_[i] = values_of_[i] = ZEROS;
+    for (int i = 0; i < num_tokens_; i += 16) {
+      next.ask_for<false>(i);
       fill_keys(i);
     }
-    for (int i = num_tokens; i < value_depth() * WORD_ELEMENTS; i++) rows_[i] = nullptr;
-    for (int i = 0; i < value_depth(); i++) fill_values(i, cache.values_offset);
+    for (int i = 0; i < value_depth(); i++) {
+      if (i % (16 / WORD_ELEMENTS) == 0) next.ask_for<true>(i * WORD_ELEMENTS);
+      fill_values(i);
+    }
   }
 
  private:
-  void prefetch_rows(int first, size_t offset) const {
-    const int end = first + 16 < num_tokens_ ? first + 16 : num_tokens_;
-    for (int i = first; i < end; i++)
-      for (int line = 0; line < head_words_ * 4; line += 64) prefetch((const char*)(rows_[i] + offset) + line);
-  }
-
   // 16 columns of a key panel
   void fill_keys(int first) {
     Word* panel = keys_ + size_t(first / PANEL) * key_depth_ * PANEL + first % PANEL;
 #ifdef __AVX512F__
     for (int k = 0; k < key_depth_; k += 16) {
-      const __mmask16 mask = head_words_ - k >= 16 ? 0xffff : head_words_ > k ? (1 << (head_words_ - k)) - 1 : 0;
+      const int left = head_words_ - k;
       __m512i r[16];
+      if (left >= 16) {
 #pragma GCC unroll 16
-      for (int i = 0; i < 16; i++)
-        r[i] = first + i < num_tokens_ ? _mm512_maskz_loadu_epi32(mask, (const Word*)rows_[first + i] + k)
-                                       : _mm512_setzero_si512();
+        for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512((const Word*)keys_of_[first + i] + k);
+      } else {
+        const __mmask16 mask = left > 0 ? (1 << left) - 1 : 0;
+        for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(mask, (const Word*)keys_of_[first + i] + k);
+      }
       transpose(r);
 #pragma GCC unroll 16
       for (int i = 0; i < 16; i++) _mm512_storeu_si512(panel + (k + i) * PANEL, r[i]);
     }
 #else
     for (int i = 0; i < 16; i++) {
-      const Word* row = first + i < num_tokens_ ? (const Word*)rows_[first + i] : nullptr;
-      for (int k = 0; k < key_depth_; k++) panel[k * PANEL + i] = row && k < head_words_ ? row[k] : 0;
+      const Word* row = (const Word*)keys_of_[first + i];
+      for (int k = 0; k < key_depth_; k++) panel[k * PANEL + i] = k < head_words_ ? row[k] : 0;
     }
 #endif
   }
 
   // Word i of every column: a token's values, or those of two tokens interleaved
-  void fill_values(int i, size_t values_offset) {
-    const Element* rows[WORD_ELEMENTS];
-    for (int e = 0; e < WORD_ELEMENTS; e++) {
-      const Element* key = rows_[i * WORD_ELEMENTS + e];
-      rows[e] = key ? key + values_offset : nullptr;
-    }
-    const int head_dim = head_words_ * WORD_ELEMENTS;
+  void fill_values(int i) {
+    const Element* const* rows = values_of_ + i * WORD_ELEMENTS;
     for (int p = 0; p < num_value_panels_; p++) {
       Word* out = values_ + (size_t(p) * (PIECE_TOKENS / WORD_ELEMENTS) + i) * PANEL;
 #if ELEMENT_IS_BF16 && defined(__AVX512BW__)
-      const int left = head_dim - p * PANEL;
+      const int left = head_dim_ - p * PANEL;
       const __mmask32 mask = left >= PANEL ? ~0u : (1u << left) - 1;
-      const __m512i a = rows[0] ? _mm512_maskz_loadu_epi16(mask, rows[0] + p * PANEL) : _mm512_setzero_si512();
-      const __m512i b = rows[1] ? _mm512_maskz_loadu_epi16(mask, rows[1] + p * PANEL) : _mm512_setzero_si512();
+      const __m512i a = _mm512_maskz_loadu_epi16(mask, rows[0] + p * PANEL);
+      const __m512i b = _mm512_maskz_loadu_epi16(mask, rows[1] + p * PANEL);
       const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                            37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
       const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -146,7 +176,7 @@ class Piece {
       for (int n = 0; n < PANEL; n++)
         for (int e = 0; e < WORD_ELEMENTS; e++) {
           const int dim = p * PANEL + n;
-          elements[n * WORD_ELEMENTS + e] = rows[e] && dim < head_dim ? rows[e][dim] : Element(0);
+          elements[n * WORD_ELEMENTS + e] = dim < head_dim_ ? rows[e][dim] : Element(0);
         }
 #endif
     }
@@ -154,9 +184,10 @@ class Piece {
 
   Word* keys_;    // [8 panels][key_depth][32]
   Word* values_;  // [num_value_panels][256 / WORD_ELEMENTS][32]
-  const int head_words_, key_depth_, num_value_panels_;
+  const int head_dim_, head_words_, key_depth_, num_value_panels_;
   int num_tokens_ = 0;
-  const Element* rows_[PIECE_TOKENS];  // K of each token; null behind the last
+  const Element* keys_of_[PIECE_TOKENS];  // of each token; zeros behind the last
+  const Element* values_of_[PIECE_TOKENS];
 };
 
 }  // namespace trunkline
