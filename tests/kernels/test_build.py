@@ -117,7 +117,7 @@ def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.M
     ("file", "right", "wrong"),
     [
         ("decoder.cpp", "fma(high, c, low * s)", "fma(high, c, low)"),
-        ("linear.h", "if (first == 0)", "if (*(volatile int*)nullptr == 0)"),
+        ("linear.h", "if (num_rows <= MAX_ROWS)", "if (*(volatile int*)nullptr == 0)"),
     ],
     ids=["wrong", "crash"],
 )
