@@ -1,9 +1,11 @@
 """Times a step of the demo model without scheduler and processes: decode rows over a shared prefix, and a prefill.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.decode_step PREPARED_MODEL [--dtype bfloat16] [--rows 1 8 32]
+        [--max-isa auto none]
 
 Every row holds the same 1,000 tokens and 104 of its own; medians in milliseconds. Processor time is that of all threads
-together: on a busy machine it says more than the clock.
+together: on a busy machine it says more than the clock. Several instruction sets are timed in turn, step by step, so
+that what else the machine does falls on all of them; `none` is torch's operators.
 """
 
 import argparse
@@ -34,7 +36,7 @@ class Bench:
 
     def sequence(self, num_tokens: int, params: SamplingParams) -> Sequence:
         """Its first 1,008 tokens lie in blocks 1..63 for all sequences."""
-        sequence = Sequence("r", [(7 * i + 3) % 40000 for i in range(num_tokens)], params, (), 1, 10**6)
+        sequence = Sequence("r", [(7 * i * i + 3) % 40000 for i in range(num_tokens)], params, (), 1, 10**6)
         sequence.block_table = list(range(1, 1 + SHARED_TOKENS // self._size))
         num_blocks = num_tokens // self._size + 1
         while len(sequence.block_table) < num_blocks:
@@ -43,31 +45,46 @@ class Bench:
         return sequence
 
     def decode(self, num_rows: int, params: SamplingParams, *, with_nodes: bool = True) -> Callable[[], object]:
+        self._next_block = 1 + SHARED_TOKENS // self._size
         rows = [self.sequence(SHARED_TOKENS + OWN_TOKENS, params) for _ in range(num_rows)]
-        for row in rows:
-            row.num_computed_tokens = row.num_tokens - 1
+        for i, row in enumerate(rows):
+            # untouched pages of the cache would all be the same page of zeros, which stays in the processor's caches
+            row.num_computed_tokens = SHARED_TOKENS if i else 0
+            num_tokens = row.num_uncomputed_tokens - 1
+            self.runner.execute(ScheduledBatch((ScheduledSequence(row, num_tokens, False),)))
+            row.num_computed_tokens += num_tokens
         nodes = find_shared_nodes(rows, self._size) if with_nodes else ()
         batch = ScheduledBatch(tuple(ScheduledSequence(row, 1, True) for row in rows), num_rows, nodes=nodes)
         return lambda: self.runner.execute(batch)
 
     def prefill(self, num_tokens: int, num_computed: int) -> Callable[[], object]:
+        self._next_block = 1 + SHARED_TOKENS // self._size
         sequence = self.sequence(num_computed + num_tokens, SamplingParams(temperature=0.0))
         sequence.num_computed_tokens = num_computed
         batch = ScheduledBatch((ScheduledSequence(sequence, num_tokens, True),))
         return lambda: self.runner.execute(batch)
 
 
-def milliseconds(step: Callable[[], object], times: int) -> str:
-    step()
-    taken, processor = [], []
-    for _ in range(times):
-        start, processor_start = time.perf_counter(), time.process_time()
-        step()
-        taken.append((time.perf_counter() - start) * 1000)
-        processor.append((time.process_time() - processor_start) * 1000)
-    taken.sort()
-    median = statistics.median(taken)
-    return f"{median:8.1f} ({taken[0]:.1f} - {taken[-1]:.1f}), processor {statistics.median(processor):.1f}"
+Step = Callable[[], object]
+
+
+def compare(label: str, steps: list[Step], times: int) -> None:
+    """Prints the medians of each, and how many times faster the first is than the others."""
+    taken: list[list[float]] = [[] for _ in steps]
+    processor: list[list[float]] = [[] for _ in steps]
+    for round_number in range(times + 1):
+        for i, step in enumerate(steps):
+            start, processor_start = time.perf_counter(), time.process_time()
+            step()
+            if round_number:  # the first warms up
+                taken[i].append((time.perf_counter() - start) * 1000)
+                processor[i].append((time.process_time() - processor_start) * 1000)
+    columns = []
+    for clock, busy in zip(taken, processor, strict=True):
+        median, busy_median = statistics.median(clock), statistics.median(busy)
+        ratio = f" ({busy_median / statistics.median(processor[0]):.2f}x)" if columns else ""
+        columns.append(f"{median:7.1f} ({min(clock):.1f} - {max(clock):.1f}), processor {busy_median:.1f}{ratio}")
+    print(f"{label:30} {' | '.join(columns)}", flush=True)
 
 
 def main() -> None:
@@ -77,29 +94,41 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--threads", type=int)
     parser.add_argument("--times", type=int, default=15)
+    parser.add_argument("--max-isa", nargs="+", default=["auto"], help="auto, or as EngineConfig has it")
     parser.add_argument("--profile", action="store_true", help="where the time of the last kind of step goes")
     options = parser.parse_args()
-    config = EngineConfig(
-        model_dir=str(options.model), device="cpu", dtype=options.dtype, threads=options.threads, num_blocks=2000
-    )
-    bench = Bench(ModelRunner(PreparedModel.load(options.model), config))
+    benches = []
+    for max_isa in options.max_isa:
+        config = EngineConfig(
+            model_dir=str(options.model),
+            device="cpu",
+            dtype=options.dtype,
+            threads=options.threads,
+            num_blocks=2000,
+            max_isa=None if max_isa == "auto" else max_isa,
+        )
+        benches.append(Bench(ModelRunner(PreparedModel.load(options.model), config)))
     greedy = SamplingParams(temperature=0.0)
-    print(f"threads {torch.get_num_threads()}, {options.dtype}; milliseconds, median (least - most)")
+    print(f"threads {torch.get_num_threads()}, {options.dtype}, {' | '.join(options.max_isa)}")
+    print("milliseconds, median (least - most)")
+
+    def decode(what: str, num_rows: int, params: SamplingParams, *, with_nodes: bool = True) -> list[Step]:
+        steps = [bench.decode(num_rows, params, with_nodes=with_nodes) for bench in benches]
+        compare(f"decode {num_rows:3} rows, {what}", steps, options.times)
+        return steps
+
     for rows in options.rows:
-        print(f"decode {rows:3} rows, greedy         {milliseconds(bench.decode(rows, greedy), options.times)}")
-    last = bench.decode(options.rows[-1], greedy)
+        last = decode("greedy", rows, greedy)
     for params in ({}, {"top_p": 0.95}, {"top_k": 50}):
-        step = bench.decode(options.rows[-1], SamplingParams(temperature=0.8, **params))
-        print(f"decode {options.rows[-1]:3} rows, {params or 'plain'!s:15} {milliseconds(step, options.times)}")
-    flat = bench.decode(options.rows[-1], greedy, with_nodes=False)
-    print(f"decode {options.rows[-1]:3} rows, no nodes       {milliseconds(flat, 3)}")
+        decode(str(params or "plain"), options.rows[-1], SamplingParams(temperature=0.8, **params))
+    decode("no nodes", options.rows[-1], greedy, with_nodes=False)
     for num_tokens, num_computed in ((1000, 0), (512, 0), (488, 512), (128, 872), (16, 1008)):
-        step = bench.prefill(num_tokens, num_computed)
-        print(f"prefill {num_tokens:4} after {num_computed:4}       {milliseconds(step, 5)}")
+        steps = [bench.prefill(num_tokens, num_computed) for bench in benches]
+        compare(f"prefill {num_tokens:4} after {num_computed:4}", steps, 5)
     if options.profile:
         with torch.profiler.profile() as profile:
             for _ in range(5):
-                last()
+                last[0]()
         print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
 
 

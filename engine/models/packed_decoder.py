@@ -70,7 +70,7 @@ class PackedDecoder:
         head = self._embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight").contiguous()
         norm = weights.tensor("model.norm.weight").float()
         tensors = (self._embedding, head, norm, self._cosines, self._sines)
-        self._native.set_outer(*(tensor.data_ptr() for tensor in tensors))
+        self._native.set_outer(*(tensor.data_ptr() for tensor in tensors), num_positions=num_positions)
         for i in range(config.num_layers):
             self._set_layer(i, weights)
         self._residual = torch.empty(0, config.hidden_size, dtype=torch.float32)

@@ -134,11 +134,13 @@ class NativeLibrary:
 class NativeDecoder:
     """Weights packed into memory of its own, and the threads that compute steps over them.
 
-    Every address is that of a contiguous array whose length the shape gives. Raises MemoryError.
+    Every address is that of a contiguous array whose length the shape gives. Raises MemoryError, and IndexError for a
+    step that would read or write outside of the cache, the tables of rotations or the embedding.
     """
 
     def __init__(self, library: NativeLibrary, shape: DecoderShape, num_threads: int, *, huge_pages: bool) -> None:
         self.shape = shape
+        self._num_positions = 0
         self._functions = library.functions
         fields = {name: getattr(shape, name) for name in DecoderShape.__slots__}
         native = _Shape(**fields, num_threads=num_threads, uses_huge_pages=huge_pages)
@@ -156,8 +158,12 @@ class NativeDecoder:
         if getattr(self, "_handle", None):
             self.close()
 
-    def set_outer(self, embedding: int, head: int, norm: int, cosines: int, sines: int) -> None:
-        """embedding and head in the element type, the rest fp32. All but head and norm must stay where they are."""
+    def set_outer(self, embedding: int, head: int, norm: int, cosines: int, sines: int, *, num_positions: int) -> None:
+        """embedding and head in the element type, the rest fp32; cosines, sines [num_positions, head_dim].
+
+        All but head and norm must stay where they are.
+        """
+        self._num_positions = num_positions
         outer = _Outer(embedding=embedding, head=head, norm=norm, cosines=cosines, sines=sines)
         self._check(self._functions.trunkline_set_outer(self._handle, ctypes.byref(outer)))
 
@@ -204,8 +210,12 @@ class NativeDecoder:
         token_ids: Int32Array | None = None,
         positions: Int32Array | None = None,
     ) -> ctypes.Structure:
+        _check_range("slot", arrays.slots, num_blocks * self.shape.block_size)
+        _check_range("block id", arrays.block_ids, num_blocks)
         pointers = {name: getattr(arrays, name).ctypes.data for name in StepArrays.__slots__}
         if token_ids is not None and positions is not None:
+            _check_range("token id", token_ids, self.shape.vocab_size)
+            _check_range("position", positions, self._num_positions)
             pointers.update(token_ids=token_ids.ctypes.data, positions=positions.ctypes.data)
         return _Step(
             kv=kv,
@@ -221,3 +231,8 @@ class NativeDecoder:
     def _check(code: int) -> None:
         if code:
             raise MemoryError("no memory for the activations of a step")
+
+
+def _check_range(what: str, values: Int32Array, limit: int) -> None:
+    if len(values) and not (values.min() >= 0 and values.max() < limit):
+        raise IndexError(f"{what}s from {values.min()} to {values.max()}, expected 0 to {limit - 1}")

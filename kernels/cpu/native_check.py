@@ -25,6 +25,7 @@ SHAPE = DecoderShape(
     rms_norm_eps=1e-5,
     block_size=8,
 )
+NUM_POSITIONS = 64
 TOLERANCE = {"bfloat16": 3e-2, "float32": 1e-4}
 """Of the difference's norm to that of what is expected."""
 
@@ -65,7 +66,7 @@ class Model:
         self.embedding, self.embedding_address = self.weight(s.vocab_size, s.hidden_size)
         self.head, self.head_address = self.weight(s.vocab_size, s.hidden_size)
         self.norm, self.norm_address = self.floats(1.0, s.hidden_size)
-        angles = np.outer(np.arange(64), 1 / 100.0 ** (np.arange(0, s.head_dim, 2) / s.head_dim))
+        angles = np.outer(np.arange(NUM_POSITIONS), 1 / 100.0 ** (np.arange(0, s.head_dim, 2) / s.head_dim))
         self.cosines, self.sines = np.cos(angles), np.sin(angles)
         self.cosines_address = self._keep(np.tile(self.cosines, 2).astype(np.float32))
         self.sines_address = self._keep(np.concatenate((-self.sines, self.sines), 1).astype(np.float32))
@@ -132,7 +133,12 @@ class Runner:
     def __init__(self, library: NativeLibrary, model: Model) -> None:
         self._decoder = NativeDecoder(library, SHAPE, 2, huge_pages=True)
         self._decoder.set_outer(
-            model.embedding_address, model.head_address, model.norm_address, model.cosines_address, model.sines_address
+            model.embedding_address,
+            model.head_address,
+            model.norm_address,
+            model.cosines_address,
+            model.sines_address,
+            num_positions=NUM_POSITIONS,
         )
         for i, addresses in enumerate(model.layer_addresses):
             self._decoder.set_layer(i, addresses)
