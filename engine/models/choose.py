@@ -10,6 +10,7 @@ from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
 from engine.prepared import default_state_dir
+from kernels.cpu.native import MAX_HEAD_DIM
 from kernels.interface import find_native_library, select_kernels
 from kernels.reference.backend import ReferenceKernels
 
@@ -32,7 +33,7 @@ def choose_decoder(
     """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed."""
     if config.kernels == "reference":
         return Decoder(shape, weights, ReferenceKernels(device), device, num_positions)
-    if device.type == "cpu" and config.max_isa != "none":
+    if device.type == "cpu" and config.max_isa != "none" and _fits(shape):
         kernels_dir = default_state_dir() / "kernels" if config.kernels_dir is None else Path(config.kernels_dir)
         library = find_native_library(dtype, kernels_dir, config.max_isa)
         if library is not None:
@@ -46,6 +47,14 @@ def choose_decoder(
                 huge_pages=has_huge_pages(),
             )
     return Decoder(shape, weights, select_kernels(device, dtype), device, num_positions)
+
+
+def _fits(shape: "ModelConfig") -> bool:
+    """Warns where the C++ decoder does not know such heads."""
+    fits = shape.head_dim % 2 == 0 and shape.head_dim <= MAX_HEAD_DIM
+    if not fits:
+        _log.warning("the C++ decoder takes even head sizes up to %s, not %s", MAX_HEAD_DIM, shape.head_dim)
+    return fits
 
 
 def has_huge_pages(setting: Path | None = None) -> bool:

@@ -21,6 +21,8 @@ def _structure(name: str, **fields: object) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
+MAX_HEAD_DIM = 256
+"""As csrc/pieces.h has it."""
 LAYER_WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER_BIASES = tuple(f"{name}_bias" for name in LAYER_WEIGHTS)
 LAYER_NORMS = ("input_norm", "post_attention_norm", "q_norm", "k_norm")

@@ -155,3 +155,15 @@ def test_a_row_behind_a_node_has_the_same_bits_with_any_company_and_any_number_o
     everyone = of(32, 1)
     for num_threads in (1, 2, 3, 7):
         assert torch.equal(of(num_readers, num_threads), everyone[:num_readers])
+
+
+def test_a_step_outside_of_the_cache_is_refused() -> None:
+    pool = Pool(kv_heads=1, block_size=16, head_dim=16, dtype=torch.float32, num_blocks=4)
+    native, q = decoder_for(pool, 1), pool.random(1, 1, 16)
+    for slot, block, what in (
+        (0, 4, "block ids from 4 to 4, expected 0 to 3"),
+        (0, -1, "block ids from -1 to -1, expected 0 to 3"),
+        (64, 1, "slots from 64 to 64, expected 0 to 63"),
+    ):
+        with pytest.raises(IndexError, match=what):
+            attend(native, pool, q, AttentionBatch([slot], [Tail([block], 1)]))

@@ -106,6 +106,15 @@ def test_without_a_library_torch_serves_with_one_warning(
     assert why in message
 
 
+def test_heads_that_the_c_plus_plus_decoder_does_not_know(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tiny = make_tiny(tmp_path / "tiny", "qwen3", head_dim=258, num_heads=2, num_kv_heads=1)
+    prepared = prepare(str(tiny), tmp_path / "state", "float32", lambda *_: None)
+    runner = start(prepared)
+    assert isinstance(runner._decoder, Decoder)
+    assert messages(caplog) == ["the C++ decoder takes even head sizes up to 256, not 258"]
+    assert_right(runner, logits(start(prepared, kernels="reference")))
+
+
 def test_without_huge_pages(
     model: PreparedModel,
     expected: torch.Tensor,
