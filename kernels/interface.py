@@ -82,5 +82,5 @@ def find_native_library(dtype: torch.dtype, cache_dir: Path, max_isa: Isa | None
     try:
         return ensure_library(element_type, cache_dir, max_isa)
     except NativeUnavailable as e:
-        _log.warning("the C++ decoder is not used, torch's operators are, several times slower: %s", e)
+        _log.warning("the C++ decoder is not used, torch's operators are, two to four times slower: %s", e)
         return None

@@ -8,10 +8,10 @@ import hashlib
 import logging
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -37,6 +37,12 @@ _SOURCES = Path(__file__).parent / "csrc"
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_TIMEOUT_S = 300
 _CHECK_TIMEOUT_S = 120
+_RUN_UNTIL_PARENT_DIES = (
+    "import ctypes, os, sys; "
+    "ctypes.CDLL(None).prctl(1, 15, 0, 0, 0); "  # PR_SET_PDEATHSIG, SIGTERM
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""Linux, as all that is compiled for."""
 
 
 class NativeUnavailable(Exception):
@@ -58,8 +64,10 @@ class Build:
         return (*common, *_FLAGS[self.isa], f"-DELEMENT_IS_BF16={is_bf16}")
 
     def digest(self) -> str:
-        """Of all that decides what comes out."""
-        version = subprocess.run([self.compiler, "--version"], capture_output=True, check=False).stdout
+        """Of all that decides what comes out. Raises OSError and subprocess.TimeoutExpired."""
+        version = subprocess.run(
+            [self.compiler, "--version"], capture_output=True, timeout=_CHECK_TIMEOUT_S, check=False
+        ).stdout
         digest = hashlib.sha256(version)
         for path in sorted(_SOURCES.iterdir()):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -85,7 +93,10 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary:
-    """The checked library, compiled first if it is not in `cache_dir`. Raises NativeUnavailable."""
+    """The checked library, compiled first if it is not in `cache_dir`. Raises NativeUnavailable.
+
+    Several processes may do so at the same time: each writes the same. A folder that has it is not written to.
+    """
     isa = best_isa(cpu_flags(), max_isa)
     if element_type == "float32" and isa == "avx512_bf16":
         isa = "avx512"  # the bf16 product is of no use
@@ -95,38 +106,48 @@ def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | No
     if compiler is None:
         raise NativeUnavailable(f"there is no C++ compiler on PATH (one of {', '.join(_COMPILERS)})")
     build = Build(element_type, isa, compiler)
-    library = cache_dir / f"decoder-{element_type}-{isa}-{build.digest()}.so"
-    checked = library.with_suffix(".checked")
-    if not checked.exists():
-        if not library.exists():
-            _compile(build, library)
-        _check(library, element_type)
-        checked.touch()
     try:
+        library = cache_dir / f"decoder-{element_type}-{isa}-{build.digest()}.so"
+        checked = library.with_suffix(".checked")
+        if not (library.exists() and checked.exists() and checked.read_bytes() == _sha256(library)):
+            _compile(build, library)
+            digest = _sha256(library)
+            _check(library, element_type)
+            checked.write_bytes(digest)
         return NativeLibrary(library)
-    except OSError as e:
-        raise NativeUnavailable(f"{library} cannot be loaded: {e}") from e
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise NativeUnavailable(str(e)) from e
+
+
+def _sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _compile(build: Build, library: Path) -> None:
-    _log.info("compiling the CPU kernels for %s (once; a few seconds)", build.isa)
+    folder = library.parent
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=library.stem, dir=library.parent)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise NativeUnavailable(f"{library.parent} cannot be written: {e}") from e
-    os.close(handle)
-    command = [build.compiler, *build.flags, str(_SOURCES / "decoder.cpp"), "-o", name]
+        raise NativeUnavailable(f"{folder} cannot be made: {e.strerror}") from e
+    if not os.access(folder, os.W_OK):
+        raise NativeUnavailable(f"{folder} cannot be written")
+    _log.info("compiling the CPU kernels for %s (once; a few seconds)", build.isa)
+    # not created here: a compiler that is ended before it links then leaves nothing
+    unfinished = library.with_name(f"{library.stem}-{secrets.token_hex(8)}.unfinished")
+    command = [build.compiler, *build.flags, str(_SOURCES / "library.cpp"), "-o", str(unfinished)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _RUN_UNTIL_PARENT_DIES, *command],
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_TIMEOUT_S,
+            check=False,
+        )
         if done.returncode != 0:
             raise NativeUnavailable(f"{build.compiler} failed ({done.returncode}): {_last_line(done.stderr)}")
-        # whoever else compiles it at the same time writes the same
-        os.replace(name, library)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise NativeUnavailable(f"{build.compiler} failed: {e}") from e
+        os.replace(unfinished, library)
     finally:
-        Path(name).unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _check(library: Path, element_type: ElementType) -> None:
@@ -135,12 +156,9 @@ def _check(library: Path, element_type: ElementType) -> None:
         f"import sys; sys.path.insert(0, {str(root)!r}); from kernels.cpu.native_check import main;"
         f" sys.exit(main({str(library)!r}, {element_type!r}))"
     )
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise NativeUnavailable(f"its self-test could not be run: {e}") from e
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
+    )
     if done.returncode != 0:
         raise NativeUnavailable(f"its self-test failed ({done.returncode}): {_last_line(done.stderr)}")
 

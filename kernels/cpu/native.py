@@ -27,7 +27,7 @@ LAYER_WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER_BIASES = tuple(f"{name}_bias" for name in LAYER_WEIGHTS)
 LAYER_NORMS = ("input_norm", "post_attention_norm", "q_norm", "k_norm")
 
-# as csrc/step.h has them
+# as csrc/interface.h has them
 _Shape = _structure(
     "Shape",
     **dict.fromkeys(
@@ -109,7 +109,7 @@ def _int32(values: Sequence[int]) -> Int32Array:
 
 
 class NativeLibrary:
-    """A compiled csrc/decoder.cpp."""
+    """A compiled csrc/library.cpp."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if it cannot be loaded."""

@@ -10,6 +10,7 @@ from engine.prepared import default_state_dir
 from kernels.cpu import build
 from kernels.cpu.build import ElementType, Isa
 from kernels.cpu.native import DecoderShape, NativeDecoder, NativeLibrary
+from tests import needs
 
 ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 KINDS = [
@@ -22,11 +23,17 @@ def cache_dir() -> Path:
     return default_state_dir() / "kernels"
 
 
+def compiler() -> Path:
+    return needs.program("c++", "g++", "clang++")
+
+
 @cache
 def library(dtype: torch.dtype, isa: Isa | None) -> NativeLibrary:
     """Skips the test where the processor has no such instructions; `isa` None: the best it has."""
-    if isa is not None and build.best_isa(build.cpu_flags(), isa) != isa:
-        pytest.skip(f"this processor has no {isa}")
+    best = build.best_isa(build.cpu_flags(), isa)
+    if best is None or (isa is not None and best != isa):
+        pytest.skip(f"this processor has no {isa or 'instructions that anything is compiled for'}")
+    compiler()
     return build.ensure_library(ELEMENT_TYPES[dtype], cache_dir(), isa)
 
 

@@ -1,6 +1,12 @@
 """What is compiled, kept and checked; and each thing that can be missing."""
 
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,9 +15,9 @@ import torch
 from kernels.cpu import build, native_check
 from kernels.cpu.build import NativeUnavailable, best_isa, ensure_library
 from kernels.interface import find_native_library
-from tests.kernels.libraries import ELEMENT_TYPES, KINDS, library
+from tests.conftest import REPOSITORY
+from tests.kernels.libraries import ELEMENT_TYPES, KINDS, compiler, library
 
-COMPILER = shutil.which("c++") or ""
 AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "sse4_2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
@@ -46,19 +52,23 @@ class Machine:
     """Its programs are scripts that write down that they ran."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._bin = path / "bin"
-        self._bin.mkdir()
-        self._log = path / "log"
+        self.bin = path / "bin"
+        self.bin.mkdir()
+        self.log = path / "log"
         self.cache = path / "cache"
-        monkeypatch.setenv("PATH", str(self._bin))
+        self.real_path = os.environ["PATH"]
+        monkeypatch.setenv("PATH", str(self.bin))
 
     def add(self, name: str, script: str) -> None:
-        program = self._bin / name
-        program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo {name} >> {self._log}\n{script}\n')
+        program = self.bin / name
+        program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo {name} >> {self.log}\n{script}\n')
         program.chmod(0o755)
 
+    def suffixes(self) -> list[str]:
+        return sorted(path.suffix for path in self.cache.iterdir())
+
     def ran(self) -> list[str]:
-        return self._log.read_text().split() if self._log.exists() else []
+        return self.log.read_text().split() if self.log.exists() else []
 
     def refusal(self) -> str:
         with pytest.raises(NativeUnavailable) as refused:
@@ -71,6 +81,21 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     if best_isa(build.cpu_flags()) is None:
         pytest.skip("this processor is not one that anything is compiled for")
     return Machine(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def machine_with_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """It has the real one."""
+    library(torch.float32, "avx2")  # the test is skipped where there is none
+    program = compiler()
+    machine = Machine(tmp_path, monkeypatch)
+    machine.add("c++", f'PATH={machine.real_path} exec {program} "$@"')
+    return machine
+
+
+@pytest.fixture(scope="module")
+def avx2_library() -> Path:
+    return library(torch.float32, "avx2").path
 
 
 def test_no_compiler(machine: Machine) -> None:
@@ -88,29 +113,86 @@ def test_a_compiler_that_writes_nonsense(machine: Machine) -> None:
     assert "its self-test failed (1): OSError" in machine.refusal()
 
 
-def test_a_folder_that_cannot_be_written(machine: Machine, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_or_written(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.add("g++", "exit 0")
     machine.cache.write_text("a file")
-    assert "cannot be written" in machine.refusal()
+    assert machine.refusal().endswith("cache cannot be made: File exists")
+    machine.cache.unlink()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert machine.refusal().endswith("cache cannot be written")
+    assert machine.ran() == []
 
 
-def test_a_library_is_compiled_and_checked_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.add("c++", f'PATH={Path(COMPILER).parent} exec {COMPILER} "$@"')
+def test_a_compiler_that_cannot_be_run(machine: Machine) -> None:
+    machine.add("g++", "")
+    (machine.bin / "g++").write_text("not a program")
+    assert "Exec format error" in machine.refusal()
+
+
+def test_a_library_is_compiled_and_checked_once(
+    machine_with_compiler: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machine_with_compiler
     first = ensure_library("float32", machine.cache, "avx2")
     assert machine.ran() == ["c++"]
-    assert sorted(p.suffix for p in machine.cache.iterdir()) == [".checked", ".so"]
+    assert machine.suffixes() == [".checked", ".so"]
+    last_written_ns = machine.cache.stat().st_mtime_ns
     monkeypatch.setattr(build, "_check", None)
     assert ensure_library("float32", machine.cache, "avx2").path == first.path
     assert machine.ran() == ["c++"]
+    assert machine.cache.stat().st_mtime_ns == last_written_ns  # a folder that is read only serves too
+
+
+def test_a_library_that_is_not_what_was_checked_is_compiled_again(machine_with_compiler: Machine) -> None:
+    machine = machine_with_compiler
+    path = ensure_library("float32", machine.cache, "avx2").path
+    whole = path.read_bytes()
+    path.unlink()  # not written over: this process has it mapped
+    path.write_bytes(whole[: len(whole) // 2])
+    ensure_library("float32", machine.cache, "avx2")
+    assert machine.ran() == ["c++", "c++"]
+    assert path.read_bytes() == whole
+
+
+def test_two_engines_that_start_together_write_the_same(avx2_library: Path, machine: Machine) -> None:
+    both_compile = f"until [ $(wc -l < {machine.log}) = 2 ]; do sleep 0.01; done"
+    write = f'while [ "$1" != -o ]; do shift; done; cp {avx2_library} "$2"'
+    machine.add("c++", f'PATH={machine.real_path}; [ "$1" = --version ] || {{ {both_compile}; {write}; }}')
+    with ThreadPoolExecutor(2) as threads:
+        starts = [threads.submit(ensure_library, "float32", machine.cache, "avx2") for _ in range(2)]
+    assert starts[0].result().path == starts[1].result().path
+    assert machine.suffixes() == [".checked", ".so"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_compiler_ends_with_its_engine_and_leaves_nothing(machine: Machine, number: signal.Signals) -> None:
+    fifo = machine.bin / "fifo"
+    os.mkfifo(fifo)
+    compiling = f"exec > {fifo}; echo compiling; PATH={machine.real_path} exec sleep 1000"
+    machine.add("c++", f'[ "$1" = --version ] || {{ {compiling}; }}')
+    program = f"from kernels.cpu.build import *; ensure_library('float32', Path({str(machine.cache)!r}))"
+    with subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY) as engine, fifo.open() as compiler_output:
+        assert compiler_output.readline() == "compiling\n"
+        engine.send_signal(number)
+        assert compiler_output.read() == ""  # its end comes when nobody has it open any more
+    assert list(machine.cache.iterdir()) == []
 
 
 def test_other_sources_are_another_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build.Build("float32", "avx2", COMPILER).digest()
-    assert build.Build("float32", "avx512", COMPILER).digest() != before
+    program = str(compiler())
+    before = build.Build("float32", "avx2", program).digest()
+    assert build.Build("float32", "avx512", program).digest() != before
     changed = copied_sources(tmp_path, monkeypatch)
-    assert build.Build("float32", "avx2", COMPILER).digest() == before
-    (changed / "plan.h").write_text((changed / "plan.h").read_text() + "\n")
-    assert build.Build("float32", "avx2", COMPILER).digest() != before
+    assert build.Build("float32", "avx2", program).digest() == before
+    for path in sorted(changed.iterdir()):
+        path.write_text(path.read_text() + "\n")
+        assert build.Build("float32", "avx2", program).digest() != before
+        before = build.Build("float32", "avx2", program).digest()
+
+
+def test_every_source_is_compiled() -> None:
+    included = set(re.findall(r'#include "(.+)"', "".join(p.read_text() for p in build._SOURCES.iterdir())))
+    assert included | {"library.cpp"} == {p.name for p in build._SOURCES.iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -126,13 +208,14 @@ def test_a_wrong_library_fails_its_self_test(
 ) -> None:
     if best_isa(build.cpu_flags()) is None:
         pytest.skip("this processor is not one that anything is compiled for")
+    compiler()
     source = copied_sources(tmp_path, monkeypatch) / file
     text = source.read_text()
     assert right in text
     source.write_text(text.replace(right, wrong))
-    for _ in range(2):  # what has failed is not taken for checked the next time
-        with pytest.raises(NativeUnavailable, match="its self-test failed"):
-            ensure_library("float32", tmp_path / "cache", "avx2")
+    with pytest.raises(NativeUnavailable, match="its self-test failed"):
+        ensure_library("float32", tmp_path / "cache", "avx2")
+    assert list((tmp_path / "cache").glob("*.checked")) == []
 
 
 def test_what_cannot_be_had_costs_one_warning(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +223,7 @@ def test_what_cannot_be_had_costs_one_warning(machine: Machine, caplog: pytest.L
     assert find_native_library(torch.float16, machine.cache) is None
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "torch's operators are, several times slower: there is no C++ compiler on PATH" in record.getMessage()
+    assert "torch's operators are, two to four times slower: there is no C++ compiler on PATH" in record.getMessage()
 
 
 def copied_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "step.h"
+#include "interface.h"
 
 namespace trunkline {
 

@@ -159,6 +159,12 @@ INLINE Floats dot(Floats sum, Factor a, Factor b) { return fma(a.x, b.x, sum); }
 
 #endif
 
+INLINE void store_element(Element* to, float x) {
+  Element parts[LANES];
+  store_elements(parts, all(x));
+  *to = parts[0];
+}
+
 // Asks for a line, into the second cache: into the first, half as many come at a time. Not _mm_prefetch, in which gcc
 // sees no effect: it drops loops and functions that do nothing else.
 INLINE void prefetch(const void* p) { asm volatile("prefetcht1 %0" : : "m"(*(const char*)p)); }
