@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.errors import EngineError
 from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
@@ -30,7 +31,12 @@ def choose_decoder(
     dtype: torch.dtype,
     num_positions: int,
 ) -> Decoder | PackedDecoder:
-    """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed."""
+    """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed.
+
+    Raises EngineError if the device has no such kernels.
+    """
+    if config.kernels == "cpu" and device.type != "cpu":
+        raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
     if config.kernels == "reference":
         return Decoder(shape, weights, ReferenceKernels(device), device, num_positions)
     if device.type == "cpu" and config.max_isa != "none" and _fits(shape):

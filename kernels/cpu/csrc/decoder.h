@@ -3,8 +3,6 @@
 // All threads go through the same phases, each doing its share, with a barrier after each. The residual stream is fp32.
 #pragma once
 
-#include <memory>
-
 #include "linear.h"
 #include "plan.h"
 

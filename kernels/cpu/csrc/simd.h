@@ -41,7 +41,6 @@ typedef uint32_t Word __attribute__((may_alias, aligned(2)));
 INLINE Floats load(const float* p) { return *(const UnalignedFloats*)p; }
 INLINE void store(float* p, Floats x) { *(UnalignedFloats*)p = x; }
 INLINE Words load_words(const Word* p) { return *(const UnalignedWords*)p; }
-INLINE void store_words(Word* p, Words x) { *(UnalignedWords*)p = x; }
 INLINE Floats all(float x) { return x - Floats{}; }
 INLINE Words all_words(uint32_t x) { return x - Words{}; }
 
@@ -96,13 +95,6 @@ INLINE Floats exp2(Floats x) {
   return x < -126.f ? Floats{} : y;
 }
 
-// The vector of lanes 0, 1, 2, ...
-INLINE Ints lane_numbers() {
-  Ints x;
-  for (int i = 0; i < LANES; i++) x[i] = i;
-  return x;
-}
-
 #if ELEMENT_IS_BF16
 
 INLINE float to_float(Element x) {
@@ -110,10 +102,6 @@ INLINE float to_float(Element x) {
   float y;
   memcpy(&y, &bits, 4);
   return y;
-}
-
-INLINE Floats load_elements(const Element* p) {
-  return (Floats)(__builtin_convertvector(*(const HalfWords*)p, Words) << 16);
 }
 
 // Rounds to nearest, ties to even; NaN stays NaN.
@@ -148,7 +136,6 @@ INLINE Floats dot(Floats sum, Factor a, Factor b) { return fma(a.odd, b.odd, fma
 #else
 
 INLINE float to_float(Element x) { return x; }
-INLINE Floats load_elements(const Element* p) { return load(p); }
 INLINE void store_elements(Element* p, Floats x) { store(p, x); }
 
 struct Factor {

@@ -29,8 +29,6 @@ class Threads {
     for (auto& worker : workers_) worker.join();
   }
 
-  int count() const { return count_; }
-
   // Calls task(thread) on each thread, the caller being thread 0, and returns when all are done.
   template <class Task>
   void run(Task&& task) {

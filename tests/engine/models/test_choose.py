@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
+from engine.errors import EngineError
 from engine.model_runner import ModelRunner
 from engine.models import choose
 from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.prepare import prepare
+from engine.models.weights import Weights
 from engine.prepared import PreparedModel
 from kernels.cpu import build
 from kernels.cpu.backend import CpuKernels
@@ -71,6 +73,13 @@ def test_settings_take_others(model: PreparedModel, expected: torch.Tensor, capl
         assert isinstance(runner._decoder._kernels, kind)
         assert_right(runner, expected)
     assert messages(caplog) == []
+
+
+def test_the_cpu_kernels_serve_no_other_device(model: PreparedModel) -> None:
+    shape, config = model.manifest.config, EngineConfig(model_dir=str(model.path), kernels="cpu")
+    weights = Weights(model.weights_path("float32"), shape)
+    with pytest.raises(EngineError, match="compute on device cpu, not on meta"):
+        choose.choose_decoder(shape, weights, config, torch.device("meta"), torch.float32, 64)
 
 
 @pytest.mark.parametrize(
