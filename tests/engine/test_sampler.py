@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine import sampler
 from engine.errors import InvalidRequest
 from engine.philox import uniforms
 from engine.protocol import TokenLogprobs
@@ -94,6 +95,33 @@ def test_b27_equal_logits_are_ranked_by_id() -> None:
     assert {draw(logits, sequence(temperature=1.0, top_k=2, seed=i))[0] for i in range(50)} == {7, 40}
     # equal ones far beyond the candidates that are looked at first
     assert {draw(torch.zeros(VOCAB), sequence(temperature=1.0, top_k=300, seed=i))[0] < 300 for i in range(5)} == {True}
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.95}, {"top_k": 3000}, {"min_p": 1e-3}, {"top_k": 4000, "top_p": 0.5}], ids=str
+)
+def test_b27_flat_distributions_are_cut_behind_the_first_candidates(params: dict[str, Any]) -> None:
+    """With many equal logits among them, and ids that are masked."""
+    flat = logits_like_a_model(3) / 10
+    flat[::7] = -math.inf
+    sequences = [sequence(temperature=1.0, seed=seed, **params) for seed in range(40)]
+    assert draw(flat, *sequences) == [reference_draw(flat.numpy(), s) for s in sequences]
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8}], ids=str
+)
+def test_b27_the_first_candidates_and_the_whole_vocabulary_draw_alike(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = logits_like_a_model(4) * 2
+    sequences = [sequence(temperature=1.0, seed=seed, **params) for seed in range(40)]
+    drawn = draw(logits, *sequences)
+    monkeypatch.setattr(sampler, "_draw_among_all", None)
+    assert draw(logits, *sequences) == drawn  # the candidates were enough
+    monkeypatch.undo()
+    monkeypatch.setattr(sampler, "NUM_CANDIDATES", VOCAB)
+    assert draw(logits, *sequences) == drawn
 
 
 @pytest.mark.parametrize("seed", range(15))
