@@ -89,12 +89,12 @@ def test_blocks_go_through_pinned_memory_for_a_gpu(monkeypatch):
     assert [tuple(tensor.shape) for tensor in staged] == [(2, 2, 2, 3, 8, 4)] * 2
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_blocks_of_a_gpu_come_back_bit_for_bit():
-    kv = make_kv().cuda()
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def test_blocks_of_each_device_that_is_there_come_back_bit_for_bit(device):
+    kv = make_kv().to(device)
     before = kv.clone()
     host = HostCache(kv, 3)
-    assert host._host.is_pinned()
+    assert host._host.is_pinned() == (device == "cuda")
     host.swap_out([SwapOut(4, 2), SwapOut(1, 0)])
     kv[:, :, [1, 4]] = float("nan")
     host.swap_in([SwapIn(0, 5), SwapIn(2, 1)])

@@ -334,19 +334,20 @@ def test_sigterm_ends_an_idle_process_with_exit_code_0(child: tuple[subprocess.P
 
 
 def test_an_idle_process_sleeps(child: tuple[subprocess.Popen[bytes], Peer]) -> None:
-    """It blocks in poll: between two looks it has used no processor time at all, however long that was."""
+    """It blocks in poll: from one look to the other it has used no processor time, but for a tick or two that the
+    kernel may count for a wake-up of ZeroMQ; polling would use all there is."""
     process, peer = child
     peer.send(request("a"))
     peer.answer("a")
     assert peer.num_running() == 0
     watched = psutil.Process(process.pid)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.2)  # let it come to rest
+        process.wait(1.5)  # let it come to rest, and have its pool checked
     before = watched.cpu_times()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
     after = watched.cpu_times()
-    assert (after.user - before.user, after.system - before.system) == (0.0, 0.0)
+    assert after.user - before.user + after.system - before.system <= 0.03
     assert watched.status() == psutil.STATUS_SLEEPING
 
 
