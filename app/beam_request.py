@@ -8,8 +8,6 @@ from pydantic import Field
 from app.errors import BadRequest
 from app.request_params import SamplingFields, unsupported
 from engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY, BeamSearchParams
-from engine.sampling_params import SamplingParams
-from engine.text.tokenizer import Tokenizer
 
 _CHANGES_NOTHING: dict[str, tuple[object, ...]] = {
     **{"temperature": (0,), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,)},
@@ -66,18 +64,9 @@ class BeamSearchFields(SamplingFields):
         penalty = 1.0 if self.length_penalty is None else self.length_penalty
         return BeamSearchParams(self.num_sequences, None, self.ignore_eos is True, penalty)
 
-    def to_params(
-        self,
-        tokenizer: Tokenizer,
-        model_defaults: Mapping[str, Any],
-        max_tokens: int | None,
-        *,
-        logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-    ) -> SamplingParams:
-        """The model's defaults are for drawing: a beam search knows none of them."""
-        defaults = {"temperature": 0.0} if self.use_beam_search else model_defaults
-        return super().to_params(tokenizer, defaults, max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    def drawing_defaults(self, model_defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The model's are for drawing: a beam search knows none of them."""
+        return {"temperature": 0.0} if self.use_beam_search else model_defaults
 
 
 def _invalid(param: str, reason: str) -> BadRequest:

@@ -188,6 +188,10 @@ class SamplingFields(RequestModel):
         check_text_format(self.response_format, "response_format")
         return self
 
+    def drawing_defaults(self, model_defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What holds where the request is silent."""
+        return model_defaults
+
     def to_params(
         self,
         tokenizer: Tokenizer,
@@ -201,7 +205,8 @@ class SamplingFields(RequestModel):
 
         `model_defaults` (generation_config.json) hold where the request is silent. Raises BadRequest.
         """
-        chosen = {name: _first(getattr(self, name), model_defaults.get(name)) for name in _MODEL_DEFAULTS}
+        defaults = self.drawing_defaults(model_defaults)
+        chosen = {name: _first(getattr(self, name), defaults.get(name)) for name in _MODEL_DEFAULTS}
         chosen |= {name: getattr(self, name) for name in _OWN_DEFAULTS}
         params = SamplingParams(
             max_tokens=max_tokens,

@@ -296,7 +296,7 @@ class KVCacheManager:
 
     def _allocate(self, sequence: Sequence, first: int, num_blocks: int) -> list[Block]:
         """For its table from index `first` on. What has to make room for them goes to the host, if there is one."""
-        num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
+        num_trunk = self._count_trunk_blocks(sequence, first, num_blocks)
         max_blocks = self._shares.max_blocks(sequence.tenant)
         blocks: list[Block] = []
         for index in range(num_blocks):
@@ -306,6 +306,10 @@ class KVCacheManager:
                 self._evict(taken[0])  # before the next is chosen: by what can still be found under it
             blocks += taken
         return blocks
+
+    def _count_trunk_blocks(self, sequence: Sequence, first: int, num_blocks: int) -> int:
+        """Of `num_blocks` from index `first` of its table on: nobody's share, as others read them too."""
+        return min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
 
     def _evict(self, block: Block) -> None:
         entry = self.cache.entry_of(block)
@@ -321,7 +325,7 @@ class KVCacheManager:
         max_blocks = self._shares.max_blocks(tenant)
         if max_blocks is None:
             return 0
-        num_trunk = min(max(sequence.num_trunk_tokens // self.block_size - first, 0), num_blocks)
+        num_trunk = self._count_trunk_blocks(sequence, first, num_blocks)
         # those that are cached for it and that nobody holds can go
         num_held = self.count_held_blocks(tenant)
         num_wanted = sum(block.ref_count == 0 and block.owner == tenant for block in prefix.blocks)
