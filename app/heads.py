@@ -1,11 +1,11 @@
 """Heads: the system messages that a chat begins with, and where in its prompt they end."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.token_lru import TokenLru
 from engine.text.chat_template import ChatTemplate, Message, TemplateError
 
 MAX_HEADS = 1024
@@ -28,10 +28,7 @@ class Heads:
 
     def __init__(self, template: ChatTemplate, max_heads: int = MAX_HEADS, max_tokens: int = MAX_HEAD_TOKENS) -> None:
         self._template = template
-        self._max_heads = max_heads
-        self._max_tokens = max_tokens
-        self._num_tokens = 0
-        self._heads: OrderedDict[bytes, Head] = OrderedDict()
+        self._heads: TokenLru[Head] = TokenLru(max_tokens, max_heads)
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -47,10 +44,7 @@ class Heads:
         return digest.digest()
 
     def find(self, key: bytes) -> Head | None:
-        head = self._heads.get(key)
-        if head is not None:
-            self._heads.move_to_end(key)
-        return head
+        return self._heads.use(key)
 
     def try_make(
         self,
@@ -70,9 +64,4 @@ class Heads:
             return None
 
     def keep(self, key: bytes, head: Head) -> None:
-        if key in self._heads or len(head.token_ids) > self._max_tokens:
-            return
-        self._heads[key] = head
-        self._num_tokens += len(head.token_ids)
-        while self._num_tokens > self._max_tokens or len(self._heads) > self._max_heads:
-            self._num_tokens -= len(self._heads.popitem(last=False)[1].token_ids)
+        self._heads.put(key, head, len(head.token_ids))

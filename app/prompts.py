@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from app.heads import Head, Heads
 from app.scopes import NOT_NARROWED, Narrowing, Scopes
 from app.template_options import TemplateOption, digest, merged
 from app.tenants import Tenant
+from app.token_lru import TokenLru
 from engine.errors import RequestError
 from engine.protocol import END, Scope
 from engine.text.chat_template import ChatTemplate, Message, RenderedPrompt
@@ -67,31 +67,19 @@ class KeptAnswers:
     """
 
     def __init__(self, max_tokens: int = MAX_KEPT_TOKENS, max_answers: int = MAX_KEPT_ANSWERS) -> None:
-        self._max_tokens = max_tokens
-        self._max_answers = max_answers
-        self._num_tokens = 0
-        self._ids: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._ids: TokenLru[array[int]] = TokenLru(max_tokens, max_answers)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def remember(self, scope_key: bytes, text: str, token_ids: Sequence[int]) -> None:
-        if not token_ids or len(token_ids) > self._max_tokens:
-            return
-        key = self._key(scope_key, text)
-        self._num_tokens += len(token_ids) - len(self._ids.pop(key, ()))
-        self._ids[key] = array("I", token_ids)
-        while self._num_tokens > self._max_tokens or len(self._ids) > self._max_answers:
-            self._num_tokens -= len(self._ids.popitem(last=False)[1])
+        if token_ids:
+            self._ids.put(self._key(scope_key, text), array("I", token_ids), len(token_ids))
 
     def take(self, scope_key: bytes, text: str) -> tuple[int, ...] | None:
         """The ids of this answer, which is now the one used last; None if they are not known (any more)."""
-        key = self._key(scope_key, text)
-        ids = self._ids.get(key)
-        if ids is None:
-            return None
-        self._ids.move_to_end(key)
-        return tuple(ids)
+        ids = self._ids.use(self._key(scope_key, text))
+        return None if ids is None else tuple(ids)
 
     @staticmethod
     def _key(scope_key: bytes, text: str) -> bytes:
