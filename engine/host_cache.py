@@ -8,6 +8,7 @@ import torch
 from engine.kv_memory import allocate_host_blocks
 from engine.scheduled_batch import SwapIn, SwapOut
 from engine.swap_cost import SwapTime
+from kernels.blocks import gather_blocks, scatter_blocks
 
 MEASURED_BLOCKS = 32
 MEASUREMENTS = 3
@@ -27,20 +28,20 @@ class HostCache:
 
     def swap_out(self, swaps: Sequence[SwapOut]) -> None:
         """Returns when the host has them: their blocks may be written from then on."""
-        gathered = self._kv.index_select(2, self._index(swap.source for swap in swaps))
+        gathered = gather_blocks(self._kv, self._index(swap.source for swap in swaps))
         if self._on_gpu:
             gathered = self._staging(len(swaps)).copy_(gathered)
-        self._host.index_copy_(2, torch.tensor([swap.target for swap in swaps]), gathered)
+        scatter_blocks(self._host, torch.tensor([swap.target for swap in swaps]), gathered)
 
     def swap_in(self, swaps: Sequence[SwapIn]) -> None:
         """What the device computes after this call finds them; the host's slots are as they were."""
         slots = torch.tensor([swap.source for swap in swaps])
         if self._on_gpu:
-            staging = torch.index_select(self._host, 2, slots, out=self._staging(len(swaps)))
+            staging = gather_blocks(self._host, slots, out=self._staging(len(swaps)))
             gathered = staging.to(self._kv.device, non_blocking=True)
         else:
-            gathered = self._host.index_select(2, slots)
-        self._kv.index_copy_(2, self._index(swap.target for swap in swaps), gathered)
+            gathered = gather_blocks(self._host, slots)
+        scatter_blocks(self._kv, self._index(swap.target for swap in swaps), gathered)
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> SwapTime:
         """What a step pays for swapping and what each block adds, from moving one block and some; the best of three.

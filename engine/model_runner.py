@@ -19,6 +19,7 @@ from engine.sampler import Sampler
 from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
 from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
+from kernels.blocks import copy_blocks
 
 
 class ModelRunner:
@@ -109,10 +110,9 @@ class ModelRunner:
             self._copy_blocks(transfers.copies)
 
     def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        """All pairs and layers in one call; every source is read before a target is written."""
         source = torch.tensor([copy.source for copy in copies], dtype=torch.int64, device=self._device)
         target = torch.tensor([copy.target for copy in copies], dtype=torch.int64, device=self._device)
-        self._kv.index_copy_(2, target, self._kv.index_select(2, source))
+        copy_blocks(self._kv, source, target)
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: PromptRows) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []

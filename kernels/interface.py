@@ -1,8 +1,12 @@
 """The operations of a decoder step, and which backend does them.
 
-Tensors: x [rows, features]; q [rows, num_heads, head_dim]; a layer's cache
-[2 (K, V), num_blocks, num_kv_heads, block_size, head_dim], contiguous. Query head h reads KV head
-h // (num_heads / num_kv_heads). Log-sum-exps are fp32 and natural.
+`Kernels` are the operations one by one; `DecodeStep` is all of them as one whole, which a backend may have beside or
+instead. Moves of blocks (copy-on-write, swaps) are `kernels.blocks`, the same calls for every backend. What the
+docstrings say of shapes, dtypes and layouts is asserted by `kernels.checked`.
+
+Tensors: x [rows, features], the decode rows first, then those of the extends; dtype that of the weights and the cache
+unless it is named. A layer's cache: kv [2 (K, V), num_blocks, num_kv_heads, block_size, head_dim], contiguous. Query
+head h reads KV head h // (num_heads / num_kv_heads). Log-sum-exps are fp32, natural, [rows, heads, parts].
 """
 
 import logging
@@ -30,29 +34,66 @@ class Kernels(Protocol):
         """weight [out, in], bias [out]; what comes back is given to `linear` and owns its memory."""
 
     def linear(self, x: torch.Tensor, packed: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x W^T + bias + residual, [rows, out], in x's dtype."""
+        """x W^T + bias + residual; x [rows, in], residual and result [rows, out]."""
 
     def swiglu(self, x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
-        """silu(x gate^T) * (x up^T)."""
+        """silu(x gate^T) * (x up^T); x [rows, in], result [rows, out]."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Over the last dimension, in fp32, back in x's dtype."""
-
-    def rope(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """x [rows, heads, head_dim]; tables fp32 [rows, 1, head_dim] as engine.models.rope makes them."""
+        """x [..., size], weight [size]; over the last dimension, in fp32, back in x's dtype. The residual is added by
+        the `linear` before."""
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> Any:
-        """Index tensors of a step, made once and used by every layer. dtype is the cache's."""
+        """Index tensors of a step, made once and used by every layer. dtype is the cache's. No slot comes twice."""
 
-    def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: Any) -> None:
-        """key_value [rows, 2 * num_kv_heads, head_dim], all K heads, then all V heads, to the slots of the rows."""
+    def rope_and_write_kv(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: Any
+    ) -> torch.Tensor:
+        """Rotates q and K, and writes K and V to the slots of their rows.
+
+        heads [rows, num_heads + 2 * num_kv_heads, head_dim], contiguous: q, K, V; its contents are undefined
+        afterwards. Tables fp32 [rows, 1, head_dim] as engine.models.rope makes them, the first half of the sines
+        negated. Returns the rotated q, [rows, num_heads, head_dim], each row contiguous.
+        """
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
-        """q and out: the decode rows, [num_decodes, num_heads, head_dim]. Nodes are read once for all their rows and
-        merged with the tails by log-sum-exp. Unused slots may hold anything, NaN included."""
+        """q and out: the decode rows, [num_decodes, num_heads, head_dim], out contiguous. Nodes are read once for all
+        their rows and merged with the tails by log-sum-exp. Unused slots may hold anything, NaN included."""
 
     def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
-        """q and out: the rows of the extends. The step's K and V are written already."""
+        """q and out: the rows of the extends, as above. The step's K and V are written already."""
+
+    def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attention over parts of the tokens to attention over all of them.
+
+        values fp32 [rows, heads, parts, head_dim], lse [rows, heads, parts]; a part whose lse is -inf counts nothing,
+        whatever its values hold. Returns [rows, heads, head_dim] and [rows, heads]; zeros and -inf where no part
+        counts.
+        """
+
+
+class DecodeStep(Protocol):
+    """The whole step, from token ids to logits, over weights that the backend packed for itself."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and cache."""
+
+    def plan(self, batch: AttentionBatch, shape: KVShape) -> Any:
+        """What `forward` takes as its plan; shape is that of one layer's cache."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, plan: Any, num_decodes: int
+    ) -> torch.Tensor:
+        """Writes K and V of the rows and returns the residual stream, [rows, hidden], before the last norm; valid until
+        the next step.
+
+        token_ids, positions: int64 [rows], the decode rows first. kv [num_layers, 2, num_blocks, num_kv_heads,
+        block_size, head_dim], contiguous.
+        """
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size], valid until the next call."""
 
 
 def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:

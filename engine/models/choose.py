@@ -11,8 +11,9 @@ from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
 from engine.prepared import default_state_dir
+from kernels.checked import CheckedKernels
 from kernels.cpu.native import MAX_HEAD_DIM
-from kernels.interface import find_native_library, select_kernels
+from kernels.interface import DecodeStep, Kernels, find_native_library, select_kernels
 from kernels.reference.backend import ReferenceKernels
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def choose_decoder(
     device: torch.device,
     dtype: torch.dtype,
     num_positions: int,
-) -> Decoder | PackedDecoder:
+) -> DecodeStep:
     """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed.
 
     Raises EngineError if the device has no such kernels.
@@ -38,7 +39,7 @@ def choose_decoder(
     if config.kernels == "cpu" and device.type != "cpu":
         raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
     if config.kernels == "reference":
-        return Decoder(shape, weights, ReferenceKernels(device), device, num_positions)
+        return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
     if device.type == "cpu" and config.max_isa != "none" and _fits(shape):
         kernels_dir = default_state_dir() / "kernels" if config.kernels_dir is None else Path(config.kernels_dir)
         library = find_native_library(dtype, kernels_dir, config.max_isa)
@@ -52,7 +53,18 @@ def choose_decoder(
                 num_threads=torch.get_num_threads(),
                 huge_pages=has_huge_pages(),
             )
-    return Decoder(shape, weights, select_kernels(device, dtype), device, num_positions)
+    return _of_operations(select_kernels(device, dtype), shape, weights, config, device, num_positions)
+
+
+def _of_operations(
+    kernels: Kernels,
+    shape: "ModelConfig",
+    weights: Weights,
+    config: "EngineConfig",
+    device: torch.device,
+    num_positions: int,
+) -> Decoder:
+    return Decoder(shape, weights, CheckedKernels(kernels) if config.check_kv else kernels, device, num_positions)
 
 
 def _fits(shape: "ModelConfig") -> bool:

@@ -92,16 +92,11 @@ class Decoder:
         num_rows = x.shape[0]
         qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, eps), layer.qkv)
         heads = qkv.view(num_rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-        num_rotated = config.num_heads + config.num_kv_heads
         if layer.q_norm is not None and layer.k_norm is not None:
-            heads[:, : config.num_heads] = kernels.rms_norm(heads[:, : config.num_heads], layer.q_norm, eps)
-            k = heads[:, config.num_heads : num_rotated]
+            q, k = heads[:, : config.num_heads], heads[:, config.num_heads : config.num_heads + config.num_kv_heads]
+            q.copy_(kernels.rms_norm(q, layer.q_norm, eps))
             k.copy_(kernels.rms_norm(k, layer.k_norm, eps))
-        rotated = kernels.rope(heads[:, :num_rotated], cosines, sines)
-        q = rotated[:, : config.num_heads]
-        # K goes back beside V, so that one write takes both
-        heads[:, config.num_heads : num_rotated] = rotated[:, config.num_heads :]
-        kernels.write_kv(kv, heads[:, config.num_heads :], plan)
+        q = kernels.rope_and_write_kv(heads, cosines, sines, kv, plan)
         if num_decodes:
             kernels.decode_attention(q[:num_decodes], kv, plan, attended[:num_decodes])
         if num_rows > num_decodes:

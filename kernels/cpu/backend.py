@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, KVShape
-from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, filled_up, make_plan
+from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, TailPlan, filled_up, make_plan
 from kernels.reference import functions
 
 
@@ -59,56 +59,65 @@ class CpuKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return functions.rms_norm(x, weight, eps)
 
-    def rope(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        return functions.rope(x, cosines, sines)
+    def rope_and_write_kv(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: CpuPlan
+    ) -> torch.Tensor:
+        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
         return make_plan(batch, shape, dtype, self._scratch)
 
-    def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: CpuPlan) -> None:
-        functions.write_kv(kv, key_value, plan.kv_rows)
+    def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return functions.merge(values, lse)
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: CpuPlan, out: torch.Tensor) -> None:
         num, num_heads, head_dim = q.shape
         num_kv_heads = kv.shape[2]
         grouped = q.view(num, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        lse = q.new_empty(grouped.shape[:3], dtype=torch.float32) if plan.nodes else None
-        out_grouped = out.view(grouped.shape)
+        if not plan.nodes:
+            for tail in plan.tails:
+                attended, _ = self._attend_tail(grouped, kv, tail)
+                rows = slice(None) if tail.rows is None else tail.rows
+                out.view(grouped.shape)[rows] = attended
+            return
+        values = q.new_empty(num, num_heads, plan.num_parts, head_dim, dtype=torch.float32)
+        lse = q.new_full((num, num_heads, plan.num_parts), float("-inf"), dtype=torch.float32)
         for tail in plan.tails:
-            keys, values = tail.gather.keys_and_values(kv)
-            part = grouped if tail.rows is None else grouped[tail.rows]
-            keys, values = keys[:, :, : tail.num_tokens], values[:, :, : tail.num_tokens]
-            group = part.shape[2]
-            if num == 1:
-                part = filled_up(part)
-            attended, part_lse = self._flash(part, keys, values, attn_mask=tail.mask)
-            attended, part_lse = attended[:, :, :group], part_lse[:, :, :group]
-            if tail.rows is None:
-                out_grouped.copy_(attended)
-            else:
-                out_grouped.index_copy_(0, tail.rows, attended)
-            if lse is not None:
-                lse[slice(None) if tail.rows is None else tail.rows] = part_lse
-        if lse is not None:
-            for node in plan.nodes:
-                self._merge_node(grouped, kv, node, out_grouped, lse)
+            attended, part_lse = self._attend_tail(grouped, kv, tail)
+            rows = slice(None) if tail.rows is None else tail.rows
+            values[rows, :, 0] = attended.flatten(1, 2).float()
+            lse[rows, :, 0] = part_lse.flatten(1, 2)
+        for node in plan.nodes:
+            attended, part_lse = self._attend_node(grouped, kv, node)
+            values[node.rows, :, node.parts] = attended.float()
+            lse[node.rows, :, node.parts] = part_lse
+        merged, _ = self.merge(values, lse)
+        out.copy_(merged)
 
-    def _merge_node(
-        self, grouped: torch.Tensor, kv: torch.Tensor, node: NodePlan, out: torch.Tensor, lse: torch.Tensor
-    ) -> None:
-        """Rows of `out` and `lse` hold the tails' results; the node's are merged into those of its readers."""
+    def _attend_tail(
+        self, grouped: torch.Tensor, kv: torch.Tensor, tail: TailPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tail rows, num_kv_heads, group, head_dim], and its log-sum-exps without the last dimension."""
+        keys, values = tail.gather.keys_and_values(kv)
+        part = grouped if tail.rows is None else grouped[tail.rows]
+        group = part.shape[2]
+        if len(grouped) == 1:
+            part = filled_up(part)
+        keys, values = keys[:, :, : tail.num_tokens], values[:, :, : tail.num_tokens]
+        attended, lse = self._flash(part, keys, values, attn_mask=tail.mask)
+        return attended[:, :, :group], lse[:, :, :group]
+
+    def _attend_node(
+        self, grouped: torch.Tensor, kv: torch.Tensor, node: NodePlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[readers, num_heads, head_dim], and its log-sum-exps without the last dimension."""
         keys, values = node.gather.keys_and_values(kv)
         part = grouped[node.rows]
         num, num_kv_heads, group, head_dim = part.shape
         folded = part.transpose(0, 1).reshape(1, num_kv_heads, num * group, head_dim)
-        attended, node_lse = self._flash(folded, keys, values)
+        attended, lse = self._flash(folded, keys, values)
         attended = attended.reshape(num_kv_heads, num, group, head_dim).transpose(0, 1)
-        node_lse = node_lse.reshape(num_kv_heads, num, group).transpose(0, 1)
-        own_lse = lse[node.rows]
-        lse[node.rows] = torch.logaddexp(own_lse, node_lse)
-        weight = torch.sigmoid(node_lse - own_lse).unsqueeze(-1)
-        merged = torch.lerp(out[node.rows].float(), attended.float(), weight)
-        out.index_copy_(0, node.rows, merged.to(out.dtype))
+        return attended.flatten(1, 2), lse.reshape(num_kv_heads, num, group).transpose(0, 1).flatten(1, 2)
 
     def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: CpuPlan, out: torch.Tensor) -> None:
         for part in plan.extends:

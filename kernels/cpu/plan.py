@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
+from kernels.batch import AttentionBatch, Extend, KVShape, Tail
 from kernels.reference import functions
 
 _CPU = torch.device("cpu")
@@ -57,6 +57,8 @@ class Scratch:
 class NodePlan:
     rows: torch.Tensor
     """int64 [readers], decode rows."""
+    parts: torch.Tensor
+    """int64 [readers]: the place of the node's result among the parts of each row, whose tail is part 0."""
     gather: Gather
 
 
@@ -88,6 +90,8 @@ class ExtendPlan:
 class CpuPlan:
     kv_rows: torch.Tensor
     nodes: tuple[NodePlan, ...]
+    num_parts: int
+    """Of the row with the most nodes, its tail included."""
     tails: tuple[TailPlan, ...]
     extends: tuple[ExtendPlan, ...]
 
@@ -100,9 +104,18 @@ def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype, scratch
         gather = _gather([table], shape, dtype, scratch)
         extends.append(ExtendPlan(extend, first_row, gather, _causal_mask(extend, dtype)))
         first_row += extend.num_rows
+    num_parts = [1] * batch.num_decodes
+    nodes = []
+    for node in batch.nodes:
+        parts = torch.tensor([num_parts[row] for row in node.rows], dtype=torch.int64)
+        rows = torch.tensor(node.rows, dtype=torch.int64)
+        nodes.append(NodePlan(rows, parts, _gather([list(node.block_ids)], shape, dtype, scratch)))
+        for row in node.rows:
+            num_parts[row] += 1
     return CpuPlan(
         functions.kv_rows(batch.slots, shape, _CPU),
-        tuple(_node_plan(node, shape, dtype, scratch) for node in batch.nodes),
+        tuple(nodes),
+        max(num_parts, default=1),
         tuple(_tail_plan(rows, batch.tails, shape, dtype, scratch) for rows in group_tails(batch.tails)),
         tuple(extends),
     )
@@ -139,11 +152,6 @@ def filled_up(rows: torch.Tensor) -> torch.Tensor:
     if missing <= 0:
         return rows
     return torch.cat((rows, rows[..., -1:, :].expand(*rows.shape[:-2], missing, rows.shape[-1])), dim=-2)
-
-
-def _node_plan(node: Node, shape: KVShape, dtype: torch.dtype, scratch: Scratch) -> NodePlan:
-    rows = torch.tensor(node.rows, dtype=torch.int64)
-    return NodePlan(rows, _gather([list(node.block_ids)], shape, dtype, scratch))
 
 
 def _tail_plan(

@@ -57,8 +57,10 @@ class ReferenceKernels:
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return functions.rms_norm(x, weight, eps)
 
-    def rope(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        return functions.rope(x, cosines, sines)
+    def rope_and_write_kv(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: ReferencePlan
+    ) -> torch.Tensor:
+        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> ReferencePlan:
         device = self._device
@@ -85,8 +87,8 @@ class ReferenceKernels:
             first_row += extend.num_rows
         return ReferencePlan(functions.kv_rows(batch.slots, shape, device), gather, unused, tuple(extends))
 
-    def write_kv(self, kv: torch.Tensor, key_value: torch.Tensor, plan: ReferencePlan) -> None:
-        functions.write_kv(kv, key_value, plan.kv_rows)
+    def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return functions.merge(values, lse)
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: ReferencePlan, out: torch.Tensor) -> None:
         assert plan.decode_gather is not None

@@ -20,6 +20,35 @@ def rope(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.T
     return torch.addcmul(wide * cosines, swapped, sines).to(x.dtype)
 
 
+def rope_and_write_kv(
+    heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
+    """heads [rows, num_heads + 2 * num_kv_heads, head_dim], changed in place; rows as `kv_rows` makes them. The rotated
+    q, [rows, num_heads, head_dim]."""
+    num_kv_heads = kv.shape[2]
+    num_heads = heads.shape[1] - 2 * num_kv_heads
+    num_rotated = num_heads + num_kv_heads
+    rotated = rope(heads[:, :num_rotated], cosines, sines)
+    # K goes back beside V, so that one write takes both
+    heads[:, num_heads:num_rotated] = rotated[:, num_heads:]
+    write_kv(kv, heads[:, num_heads:], rows)
+    return rotated[:, :num_heads]
+
+
+def merge(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """values [rows, heads, parts, head_dim], lse fp32 [rows, heads, parts], as `kernels.interface.Kernels.merge` has
+    them."""
+    is_empty = lse == float("-inf")
+    # where all parts are empty, no difference is taken of two infinities
+    largest = lse.amax(-1, keepdim=True).clamp_(min=torch.finfo(lse.dtype).min)
+    weights = (lse - largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    # a weight of zero does not silence a NaN
+    filled = values.masked_fill(is_empty.unsqueeze(-1), 0.0)
+    merged = (weights.unsqueeze(-2) @ filled).squeeze(-2) / total.clamp(min=torch.finfo(lse.dtype).tiny)
+    return merged, (largest + total.log()).squeeze(-1)
+
+
 def kv_rows(slots: Sequence[int], shape: KVShape, device: torch.device) -> torch.Tensor:
     """Rows of the cache seen as [2 * num_blocks * num_kv_heads * block_size, head_dim] that the new K and V of each
     slot go to: int64 [num_slots * 2 * num_kv_heads], in the order (slot, K or V, head)."""

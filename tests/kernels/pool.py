@@ -6,7 +6,8 @@ import torch
 
 from kernels.batch import KVShape
 
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 5e-3)}
+"""The largest difference, values being of unit variance; and the norm of all differences to that of the result."""
 
 
 class Pool:
@@ -48,5 +49,6 @@ def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:
 
 def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
     assert got.isfinite().all()
-    tolerance = TOLERANCE[got.dtype]
-    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+    largest, relative = TOLERANCE[got.dtype]
+    assert (got.double() - expected).abs().max() <= largest
+    assert (got.double() - expected).norm() <= relative * expected.norm()

@@ -9,10 +9,8 @@ from kernels.batch import AttentionBatch, Extend, Node, Tail
 from kernels.cpu.build import Isa
 from kernels.cpu.native import NativeDecoder, StepArrays
 from tests.kernels.libraries import BEST, KINDS, decoder
-from tests.kernels.pool import Pool, exact
+from tests.kernels.pool import Pool, assert_near, exact
 
-# the largest difference, values being of unit variance; and the norm of all differences to that of the result
-TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 5e-3)}
 HEADS = [(9, 3), (2, 2), (4, 1), (14, 2)]  # groups of 3, 1, 4 and 7
 LENGTHS = [1, 15, 16, 17, 33, 100, 255, 256, 257, 700]
 
@@ -21,13 +19,6 @@ def attend(native: NativeDecoder, pool: Pool, q: torch.Tensor, batch: AttentionB
     out = torch.full_like(q, float("nan"))
     native.attention(0, StepArrays.of(batch), pool.kv.data_ptr(), pool.shape.num_blocks, q.data_ptr(), out.data_ptr())
     return out
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    assert got.isfinite().all()
-    largest, relative = TOLERANCE[got.dtype]
-    assert (got.double() - expected).abs().max() <= largest
-    assert (got.double() - expected).norm() <= relative * expected.norm()
 
 
 def decoder_for(pool: Pool, heads: int, isa: Isa | None = None, num_threads: int = 1) -> NativeDecoder:

@@ -1,0 +1,23 @@
+"""Moves of whole blocks of a cache, kv [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], on any device.
+
+All layers and all blocks of a step in one call. Block ids: int64 [num], on the cache's device.
+"""
+
+import torch
+
+
+def copy_blocks(kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """Every source is read before a target is written, so a block may be both. No target comes twice."""
+    scatter_blocks(kv, targets, gather_blocks(kv, sources))
+
+
+def gather_blocks(kv: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """[num_layers, 2, num, num_kv_heads, block_size, head_dim], contiguous, into `out` if it is given (swap out)."""
+    if out is None:
+        return kv.index_select(2, block_ids)
+    return torch.index_select(kv, 2, block_ids, out=out)
+
+
+def scatter_blocks(kv: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor) -> None:
+    """What `gather_blocks` made, on the cache's device, to these blocks, none of which comes twice (swap in)."""
+    kv.index_copy_(2, block_ids, blocks)
