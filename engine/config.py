@@ -65,7 +65,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """auto: the fastest backend of the device; reference: plain torch, the oracle of the others."""
     kernels_dir: str | None = None
     """Where what is compiled for this machine is kept; None: in the default state folder."""
-    max_isa: Literal["avx512_bf16", "avx512", "avx2", "none"] | None = None
+    max_isa: Literal["amx_bf16", "avx512_bf16", "avx512", "avx2", "none"] | None = None
     """The best instructions that compiled CPU kernels may use; none: nothing is compiled, torch's operators serve."""
     enable_prefix_caching: bool = True
     pin_budget: float = 0.2

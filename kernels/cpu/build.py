@@ -4,6 +4,7 @@ Nothing compiled is ever shipped: a library is good for one set of sources, flag
 computes a small model in a child process, so that a broken compiler costs a warning and not the engine.
 """
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -20,19 +21,29 @@ from kernels.cpu.native import NativeLibrary
 
 _log = logging.getLogger(__name__)
 
-Isa = Literal["avx512_bf16", "avx512", "avx2"]
+Isa = Literal["amx_bf16", "avx512_bf16", "avx512", "avx2"]
 ISAS: tuple[Isa, ...] = get_args(Isa)
 """Best first."""
 ElementType = Literal["bfloat16", "float32"]
 
 _AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_NEEDED: dict[Isa, set[str]] = {"avx512_bf16": _AVX512 | {"avx512_bf16"}, "avx512": _AVX512, "avx2": _AVX2}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16"}
+_NEEDED: dict[Isa, set[str]] = {
+    "amx_bf16": _AVX512_BF16 | {"amx_tile", "amx_bf16"},
+    "avx512_bf16": _AVX512_BF16,
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+}
+_BF16_ONLY: tuple[Isa, ...] = ("amx_bf16", "avx512_bf16")
 _FLAGS: dict[Isa, tuple[str, ...]] = {
+    "amx_bf16": ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "avx512_bf16": ("-march=x86-64-v4", "-mavx512bf16"),
     "avx512": ("-march=x86-64-v4",),
     "avx2": ("-march=x86-64-v3",),
 }
+_REQUEST_TILES = (158, 0x1023, 18)
+"""arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)"""
 _SOURCES = Path(__file__).parent / "csrc"
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_TIMEOUT_S = 300
@@ -92,14 +103,22 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
     return next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
 
 
+def usable_isa(max_isa: Isa | None = None) -> Isa | None:
+    """The best one that `max_isa` and the system allow: Linux gives tiles to a process that asks for them, if at all."""
+    flags = cpu_flags()
+    if "amx_tile" in flags and ctypes.CDLL(None).syscall(*_REQUEST_TILES) != 0:
+        flags.remove("amx_tile")
+    return best_isa(flags, max_isa)
+
+
 def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary:
     """The checked library, compiled first if it is not in `cache_dir`. Raises NativeUnavailable.
 
     Several processes may do so at the same time: each writes the same. A folder that has it is not written to.
     """
-    isa = best_isa(cpu_flags(), max_isa)
-    if element_type == "float32" and isa == "avx512_bf16":
-        isa = "avx512"  # the bf16 product is of no use
+    isa = usable_isa(max_isa)
+    if element_type == "float32" and isa in _BF16_ONLY:
+        isa = "avx512"  # products of bf16 are of no use
     if isa is None:
         raise NativeUnavailable(f"this processor has none of {', '.join(ISAS)}")
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)

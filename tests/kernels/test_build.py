@@ -20,9 +20,13 @@ from tests.kernels.libraries import ELEMENT_TYPES, KINDS, compiler, library
 
 AVX2 = {"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "sse4_2"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+AMX = AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
 
 
 def test_the_best_instructions_of_the_processor_are_taken_up_to_a_cap() -> None:
+    assert best_isa(AMX) == "amx_bf16"
+    assert best_isa(AMX, "avx512_bf16") == "avx512_bf16"
+    assert best_isa(AMX - {"amx_tile"}) == "avx512_bf16"
     assert best_isa(AVX512 | {"avx512_bf16"}) == "avx512_bf16"
     assert best_isa(AVX512 | {"avx512_bf16"}, "avx512") == "avx512"
     assert best_isa(AVX512 | {"avx512_bf16"}, "avx2") == "avx2"

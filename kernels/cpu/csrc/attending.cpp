@@ -13,9 +13,8 @@ void Decoder::gather(const Queries& queries, int from, int to, int kv_head) cons
   }
 }
 
-static Span node_span(const LayerCache& cache, const TrunklineStep& step, const NodeTask& task, int first) {
-  return {cache, task.kv_head, step.block_ids + step.node_tables[task.node], task.first_token + first,
-          std::min(PIECE_TOKENS, task.num_tokens - first)};
+static Span node_span(const LayerCache& cache, const TrunklineStep& step, const NodeTask& task) {
+  return {cache, task.kv_head, step.block_ids + step.node_tables[task.node], task.first_token, task.num_tokens};
 }
 
 static Span run_span(const LayerCache& cache, const TrunklineStep& step, const RunTask& task, int first) {
@@ -27,23 +26,18 @@ static Span run_span(const LayerCache& cache, const TrunklineStep& step, const R
 void Decoder::attend_nodes(int thread, const LayerCache& cache, const TrunklineStep& step) const {
   const AttentionScratch& scratch = scratch_[thread];
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
-  for (int i = plan_.node_bounds[thread]; i < plan_.node_bounds[thread + 1]; i++) {
+  const int first_task = plan_.node_bounds[thread];
+  for (int i = first_task; i < plan_.node_bounds[thread + 1]; i++) {
     const NodeTask& task = plan_.node_tasks[i];
     const int32_t* readers = step.readers + step.node_readers[task.node];
     const int num_readers = step.node_readers[task.node + 1] - step.node_readers[task.node];
-    const Parts& parts = parts_[task.parts];
     Queries queries{scratch.queries, padded_stride(shape_.head_dim), num_readers * group_, group_, 1 << 30};
-    for (int r = 0; r < num_readers; r++) gather(queries, plan_.first_rows[readers[r]], r * group_, task.kv_head);
-    parts.clear(queries.num_rows);
-    for (int first = 0; first < task.num_tokens; first += PIECE_TOKENS) {
-      Span next{};
-      if (first + PIECE_TOKENS < task.num_tokens)
-        next = node_span(cache, step, task, first + PIECE_TOKENS);
-      else if (i + 1 < plan_.node_bounds[thread + 1])
-        next = node_span(cache, step, plan_.node_tasks[i + 1], 0);
-      piece.fill(node_span(cache, step, task, first), next);
-      attend(piece, first, queries, scale(), scratch, parts);
-    }
+    if (i == first_task || plan_.node_tasks[i - 1].node != task.node || plan_.node_tasks[i - 1].kv_head != task.kv_head)
+      for (int r = 0; r < num_readers; r++) gather(queries, plan_.first_rows[readers[r]], r * group_, task.kv_head);
+    Span next{};
+    if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, step, plan_.node_tasks[i + 1]);
+    piece.fill(node_span(cache, step, task), next);
+    attend<false>(piece, task.first_token, queries, scale(), scratch, parts_[task.parts]);
   }
 }
 
@@ -60,9 +54,8 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
     for (int r = 0; r < task.num_rows; r++) gather(queries, first_row + r, r * group_, task.kv_head);
     parts.clear(queries.num_rows);
     for (const Share* share = plan_.shares_begin(task.run); share != plan_.shares_end(task.run); share++)
-      for (int span = 0; span < share->num_spans; span++)
-        parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_spans + span], share->reader * group_,
-                    group_);
+      for (int p = 0; p < share->num_pieces; p++)
+        parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_pieces + p], share->reader * group_, group_);
     for (int first = 0; first < num_tokens; first += PIECE_TOKENS) {
       Span next{};
       if (first + PIECE_TOKENS < num_tokens)
@@ -70,7 +63,7 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
       else if (i + 1 < plan_.run_bounds[thread + 1])
         next = run_span(cache, step, plan_.run_tasks[i + 1], 0);
       piece.fill(run_span(cache, step, task, first), next);
-      attend(piece, first, queries, scale(), scratch, parts);
+      attend<true>(piece, first, queries, scale(), scratch, parts);
     }
     for (int r = 0; r < queries.num_rows; r++) {
       Element* out = attended_.row(first_row + r / group_) + (task.kv_head * group_ + r % group_) * shape_.head_dim;
@@ -88,7 +81,7 @@ void Decoder::attention(int layer, const TrunklineStep& step, const Element* q, 
   const int size = shape_.num_heads * shape_.head_dim;
   for (int row = 0; row < step.num_rows; row++)
     memcpy(queries_.row(row), q + size_t(row) * size, size * sizeof(Element));
-  threads_.run([&](int thread) {
+  run([&](int thread) {
     attend_nodes(thread, cache(step, layer), step);
     threads_.barrier();
     attend_runs(thread, cache(step, layer), step);

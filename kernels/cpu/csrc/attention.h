@@ -15,7 +15,7 @@ constexpr float LEAST = -1e30f;  // below any score; not -inf, as its difference
 struct Parts {
   float* largest;  // [capacity]
   float* sums;     // [capacity]
-  float* values;   // [capacity][value_stride], not divided by the sums
+  float* values;   // [capacity, up to ROW_MULTIPLE][value_stride], not divided by the sums
   int value_stride;
 
   static int padded_rows(int num_rows) { return round_up(num_rows, LANES) + LANES; }
@@ -24,7 +24,7 @@ struct Parts {
     value_stride = round_up(head_dim, PANEL);
     largest = layout.take<float>(padded_rows(num_rows));
     sums = layout.take<float>(padded_rows(num_rows));
-    values = layout.take<float>(size_t(num_rows) * value_stride);
+    values = layout.take<float>(size_t(round_up(num_rows, ROW_MULTIPLE)) * value_stride);
   }
 
   void clear(int num_rows) const {
@@ -76,7 +76,7 @@ struct AttentionScratch {
   Word* values;
   float* scores;    // [MAX_ROWS][PIECE_TOKENS]
   Word* weights;    // [MAX_ROWS][weight_stride]
-  Word* queries;    // [max_query_rows][padded_stride(head_dim)]
+  Word* queries;    // [max_query_rows, up to ROW_MULTIPLE][padded_stride(head_dim)]
   Parts state;      // of max_query_rows
 
   static constexpr int WEIGHT_STRIDE = PIECE_TOKENS / WORD_ELEMENTS + STRIDE_PAD_WORDS;
@@ -86,7 +86,7 @@ struct AttentionScratch {
     values = layout.take<Word>(Piece::num_value_words(head_dim));
     scores = layout.take<float>(MAX_ROWS * PIECE_TOKENS);
     weights = layout.take<Word>(MAX_ROWS * WEIGHT_STRIDE);
-    queries = layout.take<Word>(size_t(max_query_rows) * padded_stride(head_dim));
+    queries = layout.take<Word>(size_t(round_up(max_query_rows, ROW_MULTIPLE)) * padded_stride(head_dim));
     state.place(layout, max_query_rows, head_dim);
   }
 };
@@ -118,7 +118,9 @@ INLINE void soften(float* scores, Word* weights, int visible, int num_padded, fl
   total = sum(sums);
 }
 
-// Merges attention over the piece into the parts. first_token: the piece's first, counted as num_visible is.
+// Attention over the piece is merged into the parts, or becomes them. first_token: the piece's first, counted as
+// num_visible is.
+template <bool MERGES>
 static void attend(const Piece& piece, int first_token, const Queries& queries, float scale,
                    const AttentionScratch& scratch, const Parts& parts) {
   const int num_padded = piece.value_depth() * WORD_ELEMENTS;
@@ -134,6 +136,14 @@ static void attend(const Piece& piece, int first_token, const Queries& queries, 
       const int seen = queries.num_visible + (first + r) / queries.group - first_token;
       soften(scratch.scores + r * PIECE_TOKENS, scratch.weights + r * scratch.WEIGHT_STRIDE,
              seen < piece.num_tokens() ? seen : piece.num_tokens(), num_padded, scale, most[r], totals[r]);
+    }
+    if (!MERGES) {
+      memcpy(parts.largest + first, most, count * sizeof(float));
+      memcpy(parts.sums + first, totals, count * sizeof(float));
+      for (int p = 0; p < piece.num_value_panels(); p++)
+        product(count, scratch.weights, scratch.WEIGHT_STRIDE, piece.value_panel(p), piece.value_depth(),
+                parts.values + size_t(first) * parts.value_stride + p * PANEL, parts.value_stride);
+      return;
     }
     for (int r = 0; r < count; r += LANES)
       parts.weigh(first + r, load(most + r), load(totals + r), count - r < LANES ? count - r : LANES, mine + r,

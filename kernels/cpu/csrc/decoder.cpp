@@ -11,7 +11,7 @@ LayerCache Decoder::cache(const TrunklineStep& step, int layer) const {
 
 void Decoder::reserve(int num_rows) {
   if (num_rows <= max_rows_) return;
-  const int max_rows = round_up(num_rows, 32);
+  const int max_rows = round_up(num_rows, 32);  // products read whole blocks of rows
   const auto place_all = [&](char* base) {
     Layout layout(base);
     normed_.place(layout, max_rows, shape_.hidden_size);
@@ -171,7 +171,7 @@ void Decoder::run_layer(int thread, int index, const TrunklineStep& step, float*
 void Decoder::forward(const TrunklineStep& step, float* residual) {
   prepare(step);
   const int size = shape_.hidden_size;
-  threads_.run([&](int thread) {
+  run([&](int thread) {
     const auto mine = threads_.share(thread, step.num_rows);
     for (int row = mine.begin; row < mine.end; row++) {
       const Element* from = (const Element*)outer_.embedding + size_t(step.token_ids[row]) * size;
@@ -185,7 +185,7 @@ void Decoder::forward(const TrunklineStep& step, float* residual) {
 void Decoder::logits(const float* residual, int num_rows, float* logits) {
   reserve(num_rows);
   const int vocab_size = shape_.vocab_size;
-  threads_.run([&](int thread) {
+  run([&](int thread) {
     norm_rows(thread, residual, num_rows, norm_);
     threads_.barrier();
     head_.run(threads_, thread, normed_.words, normed_.stride, num_rows,
@@ -205,7 +205,7 @@ void Decoder::linear(int index, int which, const Element* x, int num_rows, float
   reserve(num_rows);
   const Activations& a = which == 1 ? attended_ : which == 3 ? activated_ : normed_;
   for (int row = 0; row < num_rows; row++) memcpy(a.row(row), x + size_t(row) * inputs, inputs * sizeof(Element));
-  threads_.run([&](int thread) {
+  run([&](int thread) {
     linear.run(threads_, thread, a.words, a.stride, num_rows, [&](int panel, int first, int count, const float* c) {
       for (int r = 0; r < count; r++)
         memcpy(out + size_t(first + r) * columns + panel * PANEL, c + r * PANEL, PANEL * sizeof(float));

@@ -48,6 +48,14 @@ class Decoder {
   void linear(int layer, int which, const Element* x, int num_rows, float* out);
 
  private:
+  // Each thread with its tiles.
+  template <class Task>
+  void run(Task&& task) {
+    threads_.run([&](int thread) {
+      Tiles tiles;
+      task(thread);
+    });
+  }
   void reserve(int num_rows);
   void prepare(const TrunklineStep& step);
   void run_layer(int thread, int layer, const TrunklineStep& step, float* residual);

@@ -18,7 +18,10 @@ extern "C" {
 
 void* trunkline_create(const TrunklineShape* shape) {
   void* decoder = nullptr;
-  guarded([&] { decoder = new Decoder(*shape); });
+  guarded([&] {
+    trunkline::Tiles::ask_permission();
+    decoder = new Decoder(*shape);
+  });
   return decoder;
 }
 void trunkline_destroy(void* decoder) { delete (Decoder*)decoder; }

@@ -118,7 +118,7 @@ class Piece {
         values_of_[token + i] = value + i * head_dim_;
       }
     });
-    for (int i = num_tokens_; i < round_up(num_tokens_, 16); i++) keys_of_[i] = values_of_[i] = ZEROS;
+    for (int i = num_tokens_; i < round_up(num_tokens_, PANEL); i++) keys_of_[i] = values_of_[i] = ZEROS;
     for (int i = 0; i < num_tokens_; i += 16) {
       next.ask_for<false>(i);
       fill_keys(i);

@@ -9,7 +9,9 @@
 
 namespace trunkline {
 
-// Some tokens of a node for one KV head and all of the node's readers.
+// One piece of a node for one KV head and all of the node's readers. It keeps a part of its own: a row merges the parts of
+// its nodes from left to right, as it does with the pieces of its own tokens, so that shared and unshared pieces that are
+// cut at the same tokens give the same bits, and the number of threads does not count.
 struct NodeTask {
   int node, kv_head;
   int first_token, num_tokens;
@@ -24,7 +26,7 @@ struct RunTask {
 
 // Parts of a node that a run has to merge.
 struct Share {
-  int first_parts, num_spans;  // parts of head h, span s: first_parts + h * num_spans + s
+  int first_parts, num_pieces;  // parts of head h, piece p: first_parts + h * num_pieces + p
   int reader;                  // the run's place among the node's readers
 };
 
@@ -47,10 +49,6 @@ class Plan {
   }
 
  private:
-  // Long nodes are cut, so that threads can share them; by their length alone, so that a row's bits do not depend on
-  // the number of threads.
-  static int num_spans(int num_tokens) { return num_tokens <= 128 ? 1 : num_tokens <= 1024 ? 2 : num_tokens <= 4096 ? 4 : 8; }
-
   void make_node_tasks(const TrunklineStep& step, const TrunklineShape& shape) {
     node_tasks.clear();
     part_rows.clear();
@@ -60,14 +58,13 @@ class Plan {
     for (int node = 0; node < step.num_nodes; node++) {
       const int num_tokens = (step.node_tables[node + 1] - step.node_tables[node]) * shape.block_size;
       const int num_readers = step.node_readers[node + 1] - step.node_readers[node];
-      const int spans = num_spans(num_tokens);
-      const int span_tokens = round_up((num_tokens + spans - 1) / spans, PANEL);
+      const int pieces = (num_tokens + PIECE_TOKENS - 1) / PIECE_TOKENS;
       for (int i = 0; i < num_readers; i++)
-        of_run[step.readers[step.node_readers[node] + i]].push_back({int(part_rows.size()), spans, i});
+        of_run[step.readers[step.node_readers[node] + i]].push_back({int(part_rows.size()), pieces, i});
       for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++)
-        for (int span = 0; span < spans; span++) {
-          const int first = std::min(span * span_tokens, num_tokens);
-          const int count = std::min(span_tokens, num_tokens - first);
+        for (int piece = 0; piece < pieces; piece++) {
+          const int first = piece * PIECE_TOKENS;
+          const int count = std::min(PIECE_TOKENS, num_tokens - first);
           node_tasks.push_back({node, kv_head, first, count, int(part_rows.size())});
           part_rows.push_back(num_readers * group_);
           costs.push_back(long(count) * (FILL_COST + num_readers * group_));

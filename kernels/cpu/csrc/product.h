@@ -8,21 +8,32 @@
 #include <utility>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace trunkline {
 
 constexpr int PANEL = 32;
 constexpr int PANEL_VECTORS = PANEL / LANES;
-#ifdef __AVX512F__
+// Rows that one call multiplies, and the multiple of rows that is computed and stored whatever is asked for.
+#if HAS_TILES
+constexpr int MAX_ROWS = 2 * TILE_ROWS;
+constexpr int ROW_MULTIPLE = TILE_ROWS;
+#elif defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;  // 24 of 32 registers hold sums
+constexpr int ROW_MULTIPLE = 1;
 #else
 constexpr int MAX_ROWS = 2;  // 8 of 16
+constexpr int ROW_MULTIPLE = 1;
 #endif
 // Rows of words start a little apart from powers of two, which would all fall into the same sets of the cache.
 constexpr int STRIDE_PAD_WORDS = 16;
 // Depths are filled up with zeros, in words: those of weights and keys, and those of values.
 constexpr int DEPTH_MULTIPLE = 16;
+#if HAS_TILES
+constexpr int VALUE_DEPTH_MULTIPLE = TILE_WORDS;
+#else
 constexpr int VALUE_DEPTH_MULTIPLE = 4;
+#endif
 
 constexpr int padded_depth(int num_elements) {
   return round_up((num_elements + WORD_ELEMENTS - 1) / WORD_ELEMENTS, DEPTH_MULTIPLE);
@@ -36,6 +47,60 @@ struct Ahead {
   const char* from;
   size_t stride;
 };
+
+#if HAS_TILES
+
+// Up to 32 rows at once: two tiles of rows, two of columns.
+template <int LINES>
+INLINE void ask_for(Ahead ahead, int part) {
+#pragma GCC unroll 16
+  for (int i = 0; i < TILE_WORDS / 4; i++)
+#pragma GCC unroll 4
+    for (int line = 0; line < LINES; line++) prefetch(ahead.from + (part * TILE_WORDS / 4 + i) * ahead.stride + line * 64);
+}
+
+template <int LINES = 0>
+static void product(int num_rows, const Word* a, size_t a_stride, const Word* panel, int depth, float* c,
+                    size_t c_stride, Ahead ahead = {}) {
+  const long row_bytes = a_stride * sizeof(Word), panel_bytes = PANEL * sizeof(Word), out_bytes = c_stride * sizeof(float);
+  const Word* more = a + TILE_ROWS * a_stride;
+  tile_zero<0>(), tile_zero<1>();
+  if (num_rows <= TILE_ROWS) {
+    for (int k = 0; k < depth; k += TILE_WORDS, panel += TILE_WORDS * PANEL) {
+      tile_load<4>(a + k, row_bytes);
+      tile_load<6>(panel, panel_bytes);
+      ask_for<LINES>(ahead, 0), ask_for<LINES>(ahead, 1);
+      tile_dot<0, 4, 6>();
+      tile_load<7>(panel + TILE_WORDS, panel_bytes);
+      ask_for<LINES>(ahead, 2), ask_for<LINES>(ahead, 3);
+      tile_dot<1, 4, 7>();
+      ahead.from += TILE_WORDS * ahead.stride;
+    }
+  } else {
+    tile_zero<2>(), tile_zero<3>();
+    for (int k = 0; k < depth; k += TILE_WORDS, panel += TILE_WORDS * PANEL) {
+      tile_load<6>(panel, panel_bytes);
+      ask_for<LINES>(ahead, 0);
+      tile_load<4>(a + k, row_bytes);
+      tile_dot<0, 4, 6>();
+      ask_for<LINES>(ahead, 1);
+      tile_load<5>(more + k, row_bytes);
+      tile_dot<2, 5, 6>();
+      tile_load<7>(panel + TILE_WORDS, panel_bytes);
+      ask_for<LINES>(ahead, 2);
+      tile_dot<1, 4, 7>();
+      ask_for<LINES>(ahead, 3);
+      tile_dot<3, 5, 7>();
+      ahead.from += TILE_WORDS * ahead.stride;
+    }
+    tile_store<2>(c + TILE_ROWS * c_stride, out_bytes);
+    tile_store<3>(c + TILE_ROWS * c_stride + TILE_WORDS, out_bytes);
+  }
+  tile_store<0>(c, out_bytes);
+  tile_store<1>(c + TILE_WORDS, out_bytes);
+}
+
+#else
 
 template <int LINES, int ROWS>
 static void product_of(const Word* a, size_t a_stride, const Word* panel, int depth, float* c, size_t c_stride,
@@ -77,15 +142,17 @@ INLINE void product(int num_rows, const Word* a, size_t a_stride, const Word* pa
                                                                             ahead);
 }
 
+#endif
+
 constexpr int num_row_blocks(int num_rows) { return (num_rows + MAX_ROWS - 1) / MAX_ROWS; }
 
 // Calls body(first, count) for rows [0, num_rows) in blocks of at most MAX_ROWS, as even as can be.
 template <class Body>
 INLINE void for_row_blocks(int num_rows, Body&& body) {
-  const int blocks = num_row_blocks(num_rows);
+  const int blocks = num_row_blocks(num_rows), parts = (num_rows + ROW_MULTIPLE - 1) / ROW_MULTIPLE;
   for (int i = 0; i < blocks; i++) {
-    const int first = num_rows * i / blocks;
-    body(first, num_rows * (i + 1) / blocks - first);
+    const int first = parts * i / blocks * ROW_MULTIPLE, end = parts * (i + 1) / blocks * ROW_MULTIPLE;
+    body(first, (end < num_rows ? end : num_rows) - first);
   }
 }
 
