@@ -104,7 +104,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
 
 
 def usable_isa(max_isa: Isa | None = None) -> Isa | None:
-    """The best one that `max_isa` and the system allow: Linux gives tiles to a process that asks for them, if at all."""
+    """The best one that `max_isa` and the system allow: Linux gives tiles to those that ask for them, if at all."""
     flags = cpu_flags()
     if "amx_tile" in flags and ctypes.CDLL(None).syscall(*_REQUEST_TILES) != 0:
         flags.remove("amx_tile")
