@@ -23,20 +23,10 @@ from typing import Any
 import psutil
 
 from benchmarks.document import new_document, write
+from benchmarks.workloads import WORKLOADS
 
 LOAD = Path(__file__).with_name("load.py")
 SYSTEM_SEED = 7
-WORKLOADS = {
-    "W1": "--tenants 1 --system-tokens 1000 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
-    "W2": "--tenants 8 --system-tokens 500 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
-    "W3": "--tenants 1 --system-tokens 500 --concurrency 16 --requests 16 --turns 4 --max-tokens 48",
-    "W4": "--tenants 1 --system-tokens 1000 --concurrency 1 --requests 8 --max-tokens 128",
-    "W5": "--tenants 32 --system-tokens 500 --concurrency 16 --requests 32 --max-tokens 64 --ignore-eos",
-    "W6": "--tenants 1 --system-tokens 4000 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
-    "W7": "--tenants 1 --system-tokens 250 --concurrency 32 --requests 64 --max-tokens 64 --ignore-eos",
-}
-COLD_EVERY_RUN = {"W5"}
-"""Its prompts must be new in every run; elsewhere only the users' questions change."""
 MEDIANS = ("tok_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "latency_p50_ms", "peak_rss_mib")
 
 
@@ -91,14 +81,14 @@ def load(server: Server, arguments: str, *, seed: int, user_seed: int) -> dict[s
 
 
 def workload(server: Server, name: str, runs: int) -> dict[str, Any]:
-    fresh = int(time.time())
+    work, fresh = WORKLOADS[name], int(time.time())
     results = []
     for run in range(runs + 1):
-        seed = fresh + run if name in COLD_EVERY_RUN else SYSTEM_SEED
-        results.append(load(server, WORKLOADS[name], seed=seed, user_seed=fresh + run))
+        seed = fresh + run if work.is_cold else SYSTEM_SEED
+        results.append(load(server, work.arguments, seed=seed, user_seed=fresh + run))
     timed = results[1:]
     medians = {k: statistics.median(r[k] for r in timed) for k in MEDIANS if all(r.get(k) for r in timed)}
-    return {"arguments": WORKLOADS[name], "median": medians, "warm_up": results[0], "runs": timed}
+    return {"arguments": work.arguments, "median": medians, "warm_up": results[0], "runs": timed}
 
 
 def cold_hot(server: Server, runs: int) -> dict[str, Any]:
