@@ -48,9 +48,7 @@ def test_bf16_is_as_near_to_fp32_as_that_of_transformers(
     assert isinstance(runner._decoder, PackedDecoder)
     chunks = [256] * (len(token_ids) // 256) + [len(token_ids) % 256]
     ours = RunnerDriver(runner).logits_in_chunks(token_ids, chunks)
-    print(
-        f"{len(token_ids)} tokens: top-1 agreement with fp32 {agreement(ours, exact):.1%}, "
-        f"transformers {agreement(theirs, exact):.1%}; KL {divergence(ours, exact):.1e}, {divergence(theirs, exact):.1e}"
-    )
+    for who, logits in (("ours", ours), ("transformers", theirs)):
+        print(f"{who}: top-1 {agreement(logits, exact):.1%}, KL {divergence(logits, exact):.1e}, {len(logits)} tokens")
     assert agreement(ours, exact) >= agreement(theirs, exact)
     assert divergence(ours, exact) <= divergence(theirs, exact)

@@ -31,9 +31,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "a result with gaps": lambda: decode(torch.ones(2, 4, 16), KV, torch.empty(2, 8, 16)[:, :4]),
     "a cache of another shape": lambda: decode(torch.ones(2, 4, 16), KV[:, :3], torch.empty(2, 4, 16)),
     "a cache with gaps": lambda: decode(torch.ones(2, 4, 16), KV.mT.contiguous().mT, torch.empty(2, 4, 16)),
-    "decode rows as extends": lambda: KERNELS.extend_attention(
-        torch.ones(2, 4, 16), KV, plan(), torch.empty(2, 4, 16)
-    ),
+    "decode rows as extends": lambda: KERNELS.extend_attention(torch.ones(2, 4, 16), KV, plan(), torch.empty(2, 4, 16)),
     "tables of another dtype": lambda: KERNELS.rope_and_write_kv(
         torch.ones(5, 8, 16), torch.ones(5, 1, 16).double(), torch.ones(5, 1, 16), KV, plan()
     ),
