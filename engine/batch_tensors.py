@@ -1,13 +1,12 @@
-"""Turns what the scheduler decided into the tensors of one step."""
+"""Turns what the scheduler decided into the arrays of one step."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from engine.scheduled_batch import ScheduledBatch, ScheduledSequence
 from engine.sequence import Sequence
-from kernels.batch import AttentionBatch, Extend, Node, Tail
+from kernels.batch import AttentionBatch, Extend, Int32Array, Node, Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +23,21 @@ class PromptRows:
 class BatchTensors:
     """Rows of a step: the decode rows first, one token each, then each extend's tokens in order."""
 
-    token_ids: torch.Tensor
-    """int64 [rows]"""
-    positions: torch.Tensor
-    """int64 [rows]"""
+    token_ids: Int32Array
+    """[rows]"""
+    positions: Int32Array
+    """[rows]"""
+    slots: Int32Array
+    """[rows]: where K and V of each go, as `attention` says too."""
     attention: AttentionBatch
     sampled: list[Sequence]
     """The sequences that draw a token, in the order of the batch."""
-    sample_rows: torch.Tensor
-    """int64 [len(sampled)]: the row of each one's last token."""
+    sample_rows: list[int] | None
+    """The row of each one's last token; None: every row, in order."""
     prompt_rows: list[PromptRows]
 
     @classmethod
-    def build(cls, batch: ScheduledBatch, block_size: int, device: torch.device) -> "BatchTensors":
+    def build(cls, batch: ScheduledBatch, block_size: int) -> "BatchTensors":
         builder = _Builder(block_size)
         nodes = [Node(node.block_ids, node.rows) for node in batch.nodes]
         shared: dict[int, int] = {}
@@ -47,16 +48,15 @@ class BatchTensors:
             builder.add_decode(scheduled, shared.get(row, 0))
         for scheduled in batch.extends:
             builder.add_extend(scheduled)
-
-        def tensor(values: list[int]) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=device)
-
+        num_rows = len(builder.token_ids)
+        slots = np.array(builder.slots, dtype=np.int32)
         return cls(
-            token_ids=tensor(builder.token_ids),
-            positions=tensor(builder.positions),
-            attention=AttentionBatch(builder.slots, builder.tails, nodes, builder.extends),
+            token_ids=np.array(builder.token_ids, dtype=np.int32),
+            positions=np.array(builder.positions, dtype=np.int32),
+            slots=slots,
+            attention=AttentionBatch(slots, builder.tails, nodes, builder.extends),
             sampled=builder.sampled,
-            sample_rows=tensor(builder.sample_rows),
+            sample_rows=None if len(builder.sample_rows) == num_rows else builder.sample_rows,
             prompt_rows=builder.prompt_rows,
         )
 

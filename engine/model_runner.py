@@ -17,9 +17,11 @@ from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
 from engine.sampler import Sampler
 from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
+from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
 from kernels.blocks import copy_blocks
+from kernels.cpu.native import StepArrays
 
 
 class ModelRunner:
@@ -59,6 +61,7 @@ class ModelRunner:
         self._host = HostCache(self._kv, self.plan.num_host_blocks) if self.plan.num_host_blocks else None
         self.swap_time = self._host.measure() if self._host is not None else SwapTime()
         self._sampler = Sampler()
+        self._steady: SteadyDecode | None = None
         self.identity = (dtype_name, repr(shape.rope))
         """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
         self.info = EngineInfo(
@@ -78,12 +81,11 @@ class ModelRunner:
         self._move_blocks(batch.transfers)
         if not batch.sequences:
             return StepResult([])
-        tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
-        hidden = self._forward(tensors)
+        tensors, hidden = self._forward(batch)
         tokens = []
         if tensors.sampled:
-            logits = self._decoder.logits(hidden[tensors.sample_rows])
-            tokens = self._sampler.sample(logits, tensors.sampled)
+            rows = hidden if tensors.sample_rows is None else hidden[tensors.sample_rows]
+            tokens = self._sampler.sample(self._decoder.logits(rows), tensors.sampled)
         prompt_logprobs = {
             rows.sequence.request_id: self._prompt_logprobs(hidden, rows) for rows in tensors.prompt_rows
         }
@@ -92,12 +94,21 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
-        tensors = BatchTensors.build(batch, self._kv_shape.block_size, self._device)
-        return self._decoder.logits(self._forward(tensors)).clone()
+        return self._decoder.logits(self._forward(batch)[1]).clone()
 
-    def _forward(self, tensors: BatchTensors) -> torch.Tensor:
-        plan = self._decoder.plan(tensors.attention, self._kv_shape)
-        return self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, tensors.num_decodes)
+    def _forward(self, batch: ScheduledBatch) -> tuple[BatchTensors, torch.Tensor]:
+        """The rows of the batch, and their residual stream behind the last layer."""
+        steady, self._steady = self._steady, None  # a step that fails leaves nothing to go on from
+        if steady is not None and steady.try_advance(batch):
+            tensors, plan = steady.tensors, steady.plan
+        else:
+            tensors = BatchTensors.build(batch, self._kv_shape.block_size)
+            plan = self._decoder.plan(tensors.attention, self._kv_shape)
+            is_steady = isinstance(plan, StepArrays) and SteadyDecode.fits(batch, tensors)
+            steady = SteadyDecode(batch, tensors, plan, self._kv_shape.block_size) if is_steady else None
+        hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
+        self._steady = steady
+        return tensors, hidden
 
     def _move_blocks(self, transfers: Transfers) -> None:
         if transfers.swap_outs or transfers.swap_ins:

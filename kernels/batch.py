@@ -6,6 +6,11 @@ The rows of a step are the decode rows first, one token each, then the extends, 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -43,7 +48,7 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    slots: Sequence[int]
+    slots: Sequence[int] | Int32Array
     """For each row where its K and V go: block_id * block_size + offset."""
     tails: Sequence[Tail] = ()
     """One for each decode row."""

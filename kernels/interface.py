@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kernels.batch import AttentionBatch, KVShape
+from kernels.batch import AttentionBatch, Int32Array, KVShape
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library
 from kernels.cpu.native import NativeLibrary
@@ -83,12 +83,12 @@ class DecodeStep(Protocol):
         """What `forward` takes as its plan; shape is that of one layer's cache."""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, plan: Any, num_decodes: int
+        self, token_ids: Int32Array, positions: Int32Array, kv: torch.Tensor, plan: Any, num_decodes: int
     ) -> torch.Tensor:
         """Writes K and V of the rows and returns the residual stream, [rows, hidden], before the last norm; valid until
         the next step.
 
-        token_ids, positions: int64 [rows], the decode rows first. kv [num_layers, 2, num_blocks, num_kv_heads,
+        token_ids, positions: [rows], the decode rows first. kv [num_layers, 2, num_blocks, num_kv_heads,
         block_size, head_dim], contiguous.
         """
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
-from kernels.batch import AttentionBatch, KVShape
+from kernels.batch import AttentionBatch, Int32Array, KVShape
 from kernels.interface import Kernels
 
 if TYPE_CHECKING:
@@ -62,15 +62,16 @@ class Decoder:
         return self._kernels.plan(batch, shape, self.dtype)
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, plan: Any, num_decodes: int
+        self, token_ids: Int32Array, positions: Int32Array, kv: torch.Tensor, plan: Any, num_decodes: int
     ) -> torch.Tensor:
         """Writes K and V of the rows and returns the residual stream, [rows, hidden], before the last norm.
 
-        token_ids, positions: int64 [rows], the decode rows first. kv: [num_layers, 2, num_blocks, num_kv_heads,
+        token_ids, positions: [rows], the decode rows first. kv: [num_layers, 2, num_blocks, num_kv_heads,
         block_size, head_dim].
         """
-        cosines, sines = self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)
-        x = self._embedding[token_ids]
+        places = torch.from_numpy(positions).to(self._cosines.device)
+        cosines, sines = self._cosines[places].unsqueeze(1), self._sines[places].unsqueeze(1)
+        x = self._embedding[torch.from_numpy(token_ids).to(self._embedding.device)]
         attended = x.new_empty(x.shape[0], self.config.num_heads, self.config.head_dim)
         for layer, layer_kv in zip(self._layers, kv.unbind(0), strict=True):
             x = self._layer_forward(layer, x, layer_kv, plan, num_decodes, cosines, sines, attended)

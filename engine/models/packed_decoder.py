@@ -6,12 +6,11 @@ hand a matrix to the next product.
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
-from kernels.batch import AttentionBatch, KVShape
+from kernels.batch import AttentionBatch, Int32Array, KVShape
 from kernels.cpu.native import (
     LAYER_BIASES,
     LAYER_NORMS,
@@ -100,20 +99,20 @@ class PackedDecoder:
 
     def forward(
         self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
+        token_ids: Int32Array,
+        positions: Int32Array,
         kv: torch.Tensor,
         plan: StepArrays,
         num_decodes: int,
         num_layers: int | None = None,
     ) -> torch.Tensor:
         """As `Decoder.forward`; the residual stream behind the last layer, or behind `num_layers`."""
-        num_rows = token_ids.shape[0]
+        num_rows = len(token_ids)
         if num_rows > self._residual.shape[0]:
             self._residual = torch.empty(num_rows, self.config.hidden_size, dtype=torch.float32)
         self._native.forward(
-            token_ids.numpy().astype(np.int32),
-            positions.numpy().astype(np.int32),
+            token_ids,
+            positions,
             plan,
             kv.data_ptr(),
             kv.shape[2],

@@ -5,15 +5,14 @@ No torch here, so that the self-test runs in a child that starts quickly; caller
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kernels.batch import AttentionBatch, Extend, Tail
+from kernels.batch import AttentionBatch, Extend, Int32Array, Tail
 
-Int32Array = npt.NDArray[np.int32]
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p
 
 
@@ -23,6 +22,8 @@ def _structure(name: str, **fields: object) -> type[ctypes.Structure]:
 
 MAX_HEAD_DIM = 256
 """As csrc/pieces.h has it."""
+MIN_ROOM = 4
+"""Blocks; and as many as a run has, so that it is rarely that one has to be copied for want of room."""
 LAYER_WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER_BIASES = tuple(f"{name}_bias" for name in LAYER_WEIGHTS)
 LAYER_NORMS = ("input_norm", "post_attention_norm", "q_norm", "k_norm")
@@ -38,8 +39,9 @@ _Shape = _structure(
 )
 _Layer = _structure("Layer", **dict.fromkeys((*LAYER_WEIGHTS, *LAYER_BIASES, *LAYER_NORMS), _POINTER))
 _Outer = _structure("Outer", **dict.fromkeys(("embedding", "head", "norm", "cosines", "sines"), _POINTER))
+_ROW_ARRAYS = ("token_ids", "positions")
 _STEP_ARRAYS = (
-    *("token_ids", "positions", "slots", "run_rows", "run_tokens", "run_tables"),
+    *(*_ROW_ARRAYS, "slots", "run_rows", "run_tokens", "run_tables"),
     *("node_tables", "node_readers", "readers", "block_ids"),
 )
 _Step = _structure(
@@ -66,7 +68,10 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class StepArrays:
-    """What attention reads in one step, as the C++ side takes it: offsets into one list of block ids."""
+    """What attention reads in one step, as the C++ side takes it: offsets into one list of block ids.
+
+    A decode row's table has room for further blocks behind those it needs, so that the next step can go on from here.
+    """
 
     slots: Int32Array
     run_rows: Int32Array
@@ -76,6 +81,20 @@ class StepArrays:
     node_readers: Int32Array
     readers: Int32Array
     block_ids: Int32Array
+    lowest_block_id: int
+    highest_block_id: int
+    step: ctypes.Structure = field(init=False, repr=False)
+    """Points to all of these arrays."""
+
+    def __post_init__(self) -> None:
+        arrays = {name: getattr(self, name) for name in _STEP_ARRAYS if name not in _ROW_ARRAYS}
+        step = _Step(
+            num_rows=len(self.slots),
+            num_runs=len(self.run_rows),
+            num_nodes=len(self.node_tables) - 1,
+            **{name: array.ctypes.data for name, array in arrays.items()},
+        )
+        object.__setattr__(self, "step", step)
 
     @classmethod
     def of(cls, batch: AttentionBatch) -> "StepArrays":
@@ -87,25 +106,41 @@ class StepArrays:
             readers += node.rows
             node_tables.append(len(block_ids))
             node_readers.append(len(readers))
-        runs: list[Tail | Extend] = [*batch.tails, *batch.extends]
         run_tables = [len(block_ids)]
-        for run in runs:
-            block_ids += run.block_ids
+        for tail in batch.tails:
+            block_ids += tail.block_ids
+            block_ids += (tail.block_ids[-1],) * max(MIN_ROOM, len(tail.block_ids))
             run_tables.append(len(block_ids))
+        for extend in batch.extends:
+            block_ids += extend.block_ids
+            run_tables.append(len(block_ids))
+        runs: list[Tail | Extend] = [*batch.tails, *batch.extends]
+        all_block_ids = int32_array(block_ids)
         return cls(
-            slots=_int32(batch.slots),
-            run_rows=_int32([1] * batch.num_decodes + [extend.num_rows for extend in batch.extends]),
-            run_tokens=_int32([run.num_tokens for run in runs]),
-            run_tables=_int32(run_tables),
-            node_tables=_int32(node_tables),
-            node_readers=_int32(node_readers),
-            readers=_int32(readers),
-            block_ids=_int32(block_ids),
+            slots=int32_array(batch.slots),
+            run_rows=int32_array([1] * batch.num_decodes + [extend.num_rows for extend in batch.extends]),
+            run_tokens=int32_array([run.num_tokens for run in runs]),
+            run_tables=int32_array(run_tables),
+            node_tables=int32_array(node_tables),
+            node_readers=int32_array(node_readers),
+            readers=int32_array(readers),
+            block_ids=all_block_ids,
+            lowest_block_id=int(all_block_ids.min()),
+            highest_block_id=int(all_block_ids.max()),
         )
 
+    def try_put_block(self, run: int, index: int, block_id: int) -> bool:
+        """Into a decode row's table, from where its nodes end; False if it has no room. One of `slots` is in it."""
+        place = self.run_tables[run] + index
+        if place >= self.run_tables[run + 1]:
+            return False
+        self.block_ids[place] = block_id
+        return True
 
-def _int32(values: Sequence[int]) -> Int32Array:
-    return np.array(values, dtype=np.int32)
+
+def int32_array(values: Sequence[int] | Int32Array) -> Int32Array:
+    """The array itself if it is one already."""
+    return np.asarray(values, dtype=np.int32)
 
 
 class NativeLibrary:
@@ -186,7 +221,10 @@ class NativeDecoder:
     ) -> None:
         """Writes K and V of the rows, and their residual stream, fp32 [rows, hidden_size], behind the last layer (or
         behind num_layers)."""
-        step = self._step(arrays, kv, num_blocks, num_layers, token_ids, positions)
+        _check_range("token id", token_ids, self.shape.vocab_size)
+        _check_range("position", positions, self._num_positions)
+        step = self._step(arrays, kv, num_blocks, num_layers)
+        step.token_ids, step.positions = token_ids.ctypes.data, positions.ctypes.data
         self._check(self._functions.trunkline_forward(self._handle, ctypes.byref(step), residual))
 
     def logits(self, residual: int, num_rows: int, logits: int) -> None:
@@ -203,31 +241,13 @@ class NativeDecoder:
         multiple of 32; without bias."""
         self._check(self._functions.trunkline_linear(self._handle, layer, which, x, num_rows, out))
 
-    def _step(
-        self,
-        arrays: StepArrays,
-        kv: int,
-        num_blocks: int,
-        num_layers: int | None = None,
-        token_ids: Int32Array | None = None,
-        positions: Int32Array | None = None,
-    ) -> ctypes.Structure:
+    def _step(self, arrays: StepArrays, kv: int, num_blocks: int, num_layers: int | None = None) -> Any:
         _check_range("slot", arrays.slots, num_blocks * self.shape.block_size)
-        _check_range("block id", arrays.block_ids, num_blocks)
-        pointers = {name: getattr(arrays, name).ctypes.data for name in StepArrays.__slots__}
-        if token_ids is not None and positions is not None:
-            _check_range("token id", token_ids, self.shape.vocab_size)
-            _check_range("position", positions, self._num_positions)
-            pointers.update(token_ids=token_ids.ctypes.data, positions=positions.ctypes.data)
-        return _Step(
-            kv=kv,
-            num_blocks=num_blocks,
-            num_layers=self.shape.num_layers if num_layers is None else num_layers,
-            num_rows=len(arrays.slots),
-            num_runs=len(arrays.run_rows),
-            num_nodes=len(arrays.node_tables) - 1,
-            **pointers,
-        )
+        _check_limits("block id", arrays.lowest_block_id, arrays.highest_block_id, num_blocks)
+        step: Any = arrays.step
+        step.kv, step.num_blocks = kv, num_blocks
+        step.num_layers = self.shape.num_layers if num_layers is None else num_layers
+        return step
 
     @staticmethod
     def _check(code: int) -> None:
@@ -236,5 +256,11 @@ class NativeDecoder:
 
 
 def _check_range(what: str, values: Int32Array, limit: int) -> None:
-    if len(values) and not (values.min() >= 0 and values.max() < limit):
-        raise IndexError(f"{what}s from {values.min()} to {values.max()}, expected 0 to {limit - 1}")
+    # a negative number is a very large one without its sign: one pass
+    if values.view(np.uint32).max(initial=0) >= limit:
+        _check_limits(what, int(values.min()), int(values.max()), limit)
+
+
+def _check_limits(what: str, lowest: int, highest: int, limit: int) -> None:
+    if lowest < 0 or highest >= limit:
+        raise IndexError(f"{what}s from {lowest} to {highest}, expected 0 to {limit - 1}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.batch import KVShape
+from kernels.batch import Int32Array, KVShape
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -49,10 +49,10 @@ def merge(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.
     return merged, (largest + total.log()).squeeze(-1)
 
 
-def kv_rows(slots: Sequence[int], shape: KVShape, device: torch.device) -> torch.Tensor:
+def kv_rows(slots: Sequence[int] | Int32Array, shape: KVShape, device: torch.device) -> torch.Tensor:
     """Rows of the cache seen as [2 * num_blocks * num_kv_heads * block_size, head_dim] that the new K and V of each
     slot go to: int64 [num_slots * 2 * num_kv_heads], in the order (slot, K or V, head)."""
-    slot = torch.tensor(slots, dtype=torch.int64, device=device)[:, None, None]
+    slot = torch.as_tensor(slots, dtype=torch.int64, device=device)[:, None, None]
     block, offset = slot // shape.block_size, slot % shape.block_size
     kv = torch.arange(2, device=device)[None, :, None]
     head = torch.arange(shape.num_kv_heads, device=device)[None, None, :]

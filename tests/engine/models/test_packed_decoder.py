@@ -88,7 +88,7 @@ def test_every_layer_and_the_logits_equal_the_reference(model: tuple[PreparedMod
     shared = tuple(SharedNode(tuple(tables[rows[0]][start:end]), rows) for start, end, rows in NODES[nodes])
     for node, (start, end, rows) in zip(shared, NODES[nodes], strict=True):
         assert all(tuple(tables[row][start:end]) == node.block_ids for row in rows)
-    tensors = BatchTensors.build(ScheduledBatch(batch.sequences, 6, (), shared), 16, device)
+    tensors = BatchTensors.build(ScheduledBatch(batch.sequences, 6, (), shared), 16)
     kv = runner._kv.clone()
 
     tolerance = TOLERANCE[dtype]
