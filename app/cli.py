@@ -47,6 +47,12 @@ class Kernels(StrEnum):
     reference = "reference"
 
 
+class SharedAttention(StrEnum):
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
 class BlockSize(StrEnum):
     tokens_8 = "8"
     tokens_16 = "16"
@@ -118,6 +124,12 @@ def serve(
     kernels: Annotated[
         Kernels, typer.Option(help="auto: the fastest that work here; reference: plain torch, slow.")
     ] = Kernels.auto,
+    shared_attention: Annotated[
+        SharedAttention, typer.Option(help="Read KV blocks once for all chats that share them; auto: where it pays.")
+    ] = SharedAttention.auto,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Logits to the same bits in any company and order; some speed.")
+    ] = False,
     state_dir: StateDir = None,
     check_kv: Annotated[bool, typer.Option("--check-kv", help="Check every KV slot before it is read (slow).")] = False,
 ) -> None:
@@ -143,6 +155,8 @@ def serve(
         max_num_batched_tokens=max_num_batched_tokens,
         threads=threads,
         kernels=kernels.value,
+        shared_attention=shared_attention.value,
+        deterministic=deterministic,
         check_kv=check_kv,
     )
     options = ServeOptions(

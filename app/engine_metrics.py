@@ -26,7 +26,7 @@ class EngineMetrics(Collector):
             return
         stats, info = self._seen
         yield from _gauges(stats, info)
-        yield from _counters(stats)
+        yield from _counters(stats, info)
         yield from _labelled_gauges(stats, info)
 
 
@@ -55,7 +55,7 @@ def _gauges(stats: EngineStats, info: EngineInfo) -> Iterable[Metric]:
         yield GaugeMetricFamily(f"trunkline_{name}", text, value=value)
 
 
-def _counters(stats: EngineStats) -> Iterable[Metric]:
+def _counters(stats: EngineStats, info: EngineInfo) -> Iterable[Metric]:
     counters = {
         "prefix_cache_query_tokens": ("Prompt tokens looked up in the prefix cache", stats.query_tokens),
         "prefix_cache_hit_tokens": ("Prompt tokens found in the prefix cache", stats.hit_tokens),
@@ -63,6 +63,10 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
         "engine_generation_tokens": ("Tokens drawn", stats.generation_tokens),
         "preemptions": ("Sequences set back to waiting", stats.preemptions),
         "engine_steps": ("Steps", stats.steps),
+        "kv_bytes_not_read": (
+            "KV bytes that attention did not read because sequences that share blocks had them read once",
+            stats.blocks_not_read * info.block_size * info.kv_bytes_per_token,
+        ),
         "host_blocks_swapped_out": ("Blocks copied to the host tier", stats.host.swapped_out),
         "host_blocks_swapped_in": ("Blocks copied back from it", stats.host.swapped_in),
     }

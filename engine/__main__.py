@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         from engine.model_runner import ModelRunner
 
         runner = ModelRunner(model, config)
-        core = EngineCore(config, runner.info, runner, runner.identity, runner.swap_time)
+        core = EngineCore(config, runner.info, runner, runner.identity, runner.swap_time, node_cost=runner.node_cost)
     except (EngineError, msgspec.MsgspecError) as e:
         print(e, file=sys.stderr)
         return 2

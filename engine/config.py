@@ -67,6 +67,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where what is compiled for this machine is kept; None: in the default state folder."""
     max_isa: Literal["amx_bf16", "avx512_bf16", "avx512", "avx2", "none"] | None = None
     """The best instructions that compiled CPU kernels may use; none: nothing is compiled, torch's operators serve."""
+    shared_attention: Literal["auto", "always", "never"] = "auto"
+    """Blocks that decode rows share are read once for all of them: where it pays, wherever it can be, or never."""
+    deterministic: bool = False
+    """A row's logits have the same bits in every batch, however its K and V came about. C++ decoder only."""
     enable_prefix_caching: bool = True
     pin_budget: float = 0.2
     """Share of the blocks that pinned trunks may keep."""

@@ -30,6 +30,7 @@ from engine.scheduled_batch import ScheduledBatch, StepResult
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence, find_trunk_end
 from engine.shadow_kv import ShadowKV
+from engine.shared_attention import DETERMINISTIC_TOKENS, USUAL_NODE_COST, NodeCost, SharedAttention
 from engine.slot_use import count_slots
 from engine.swap_cost import SwapCost, SwapTime
 from engine.tenant_shares import TenantShares
@@ -56,8 +57,8 @@ class Runner(Protocol):
 class EngineCore:
     """Synchronous, for one thread.
 
-    `identity`: what KV depends on beside the model's fingerprint, `swap_time`: what the host tier costs (see
-    ModelRunner). `clock` counts seconds.
+    `identity`: what KV depends on beside the model's fingerprint, `swap_time`: what the host tier costs,
+    `node_cost`: what reading blocks once for several rows does (see ModelRunner). `clock` counts seconds.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class EngineCore:
         identity: Iterable[str] = (),
         swap_time: SwapTime = NO_TIME,
         clock: Callable[[], float] = time.perf_counter,
+        node_cost: NodeCost = USUAL_NODE_COST,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -93,6 +95,9 @@ class EngineCore:
             self._shares,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            shared_attention=SharedAttention(
+                config.shared_attention, node_cost, DETERMINISTIC_TOKENS if config.deterministic else 1
+            ),
             clock=clock,
         )
         self.trunks = Trunks(self.scheduler, self._make_trunk_sequence)
@@ -190,6 +195,7 @@ class EngineCore:
             generation_tokens=counters.generation_tokens,
             preemptions=counters.preemptions,
             steps=counters.steps,
+            blocks_not_read=counters.blocks_not_read,
             prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
             slots_allocated=slots.allocated,
             slots_used=slots.used,

@@ -15,3 +15,5 @@ class SchedulerCounters:
     generation_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
+    blocks_not_read: int = 0
+    """Readers of a node less one, times its blocks, for each node of each step."""

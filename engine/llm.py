@@ -110,7 +110,12 @@ class LLM:
         self.config = EngineConfig(model_dir=str(prepared.path), **engine)
         self._runner = ModelRunner(prepared, self.config)
         self._core = EngineCore(
-            self.config, self._runner.info, self._runner, self._runner.identity, self._runner.swap_time
+            self.config,
+            self._runner.info,
+            self._runner,
+            self._runner.identity,
+            self._runner.swap_time,
+            node_cost=self._runner.node_cost,
         )
         self.tokenizer = Tokenizer.load(prepared)
         source = prepared.chat_template

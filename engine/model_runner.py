@@ -3,6 +3,7 @@
 import torch
 
 from engine import logprobs
+from engine.attention_timing import ensure_node_cost
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
 from engine.errors import ModelNotSupported
@@ -10,13 +11,14 @@ from engine.host_cache import HostCache
 from engine.kv_memory import allocate_blocks
 from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
-from engine.models.choose import choose_decoder
+from engine.models.choose import choose_decoder, find_kernels_dir
 from engine.models.fingerprint import resolve_dtype
 from engine.models.weights import Weights
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
 from engine.sampler import Sampler
 from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
+from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
@@ -60,6 +62,9 @@ class ModelRunner:
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
         self._host = HostCache(self._kv, self.plan.num_host_blocks) if self.plan.num_host_blocks else None
         self.swap_time = self._host.measure() if self._host is not None else SwapTime()
+        self.node_cost = USUAL_NODE_COST
+        if config.shared_attention == "auto" and not on_gpu:
+            self.node_cost = ensure_node_cost(self._decoder, self._kv_shape, find_kernels_dir(config))
         self._sampler = Sampler()
         self._steady: SteadyDecode | None = None
         self.identity = (dtype_name, repr(shape.rope))

@@ -280,6 +280,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens: int
     preemptions: int
     steps: int
+    blocks_not_read: int = 0
+    """Of K and V in all steps, because decode rows that share blocks had them read once for all."""
     prefill_tokens_per_s: float | None = None
     """Measured while prompts were computed; None before the first."""
     slots_allocated: int = 0

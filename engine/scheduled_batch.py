@@ -62,6 +62,8 @@ class ScheduledBatch:
     transfers: Transfers = NO_TRANSFERS
     nodes: tuple[SharedNode, ...] = ()
     """Shared leading blocks of the decode rows; `SharedNode.rows` index into the decode rows."""
+    num_blocks_not_read: int = 0
+    """What the nodes save."""
 
     @property
     def decodes(self) -> tuple[ScheduledSequence, ...]:

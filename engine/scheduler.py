@@ -12,13 +12,14 @@ from engine.admission import Admission, Draft
 from engine.drawn_token import failure, take_token
 from engine.errors import EngineError
 from engine.fair_share import DECODE_TOKEN, TRUNKS, FairShare
-from engine.forest import SharedNode, find_shared_nodes
+from engine.forest import EVERYTHING_THAT_PAYS, SharedNode, count_blocks_not_read, find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
 from engine.places import Places
 from engine.preemption import Preemption
 from engine.protocol import ErrorInfo, FinishReason, RequestOutput, TenantStats
 from engine.scheduled_batch import SampledToken, ScheduledBatch, ScheduledSequence, StepResult
 from engine.sequence import Sequence, SequenceStatus
+from engine.shared_attention import SharedAttention
 from engine.tenant_shares import TenantShares
 
 
@@ -37,6 +38,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        shared_attention: SharedAttention = EVERYTHING_THAT_PAYS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -58,6 +60,8 @@ class Scheduler:
         self._decode_rows: tuple[ScheduledSequence, ...] = ()
         self._num_decodes: dict[str, int] = {}
         self._nodes: tuple[SharedNode, ...] = ()
+        self._num_blocks_not_read = 0
+        self._shared_attention = shared_attention
         self._num_moves = -1
         """Of `places` when a step had been scheduled that has decode rows only; else -1."""
         self._filled: list[Sequence] = []
@@ -107,15 +111,16 @@ class Scheduler:
             self._admission.share_budget(draft, [])
         if decodes != self._decodes:
             # Tables grow at their ends only, by blocks of their own, and lose their blocks only together with their
-            # place among the rows: what rows share changes only with the rows.
+            # place among the rows: what rows share changes only with the rows, not when one of them fills a block.
             self._decodes = decodes
             self._decode_rows = tuple(ScheduledSequence(sequence, 1, True) for sequence in decodes)
             self._num_decodes = Counter(sequence.tenant for sequence in decodes)
-            self._nodes = find_shared_nodes(decodes, self.kv.block_size)
+            self._nodes = find_shared_nodes(decodes, self.kv.block_size, self._shared_attention)
+            self._num_blocks_not_read = count_blocks_not_read(self._nodes)
         self._num_moves = self.places.num_moves if not draft.chunks else -1
         scheduled = (*self._decode_rows, *draft.chunks) if draft.chunks else self._decode_rows
         assert scheduled or not len(self), f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
-        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes)
+        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes, self._num_blocks_not_read)
 
     def _grow_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """Gets running sequences the blocks for their newest tokens; returns decode rows and those with more to do.
@@ -174,6 +179,7 @@ class Scheduler:
         assert len(result.tokens) == num_samples, f"{len(result.tokens)} tokens from the runner, expected {num_samples}"
         self.kv.settle_transfers(has_succeeded=True)
         self.counters.steps += 1
+        self.counters.blocks_not_read += batch.num_blocks_not_read
         outputs: list[RequestOutput] = []
         tokens = iter(result.tokens)
         self._take_decodes(batch, tokens, outputs, result)

@@ -14,6 +14,7 @@ import kernels
 REPOSITORY = Path(__file__).parent.parent
 TORCH_FREE_ENGINE = [
     *("config", "protocol", "errors", "prepared", "sampling_params", "sequence", "scheduled_batch", "forest"),
+    "shared_attention",
     *("block_hash", "block_pool", "prefix_cache", "kv_cache_manager", "scheduler", "shadow_kv", "core", "process"),
     *("fair_share", "places", "preemption", "admission", "drawn_token"),
     *("followers", "waiting_queue", "trunk_hashes", "beam_search"),

@@ -34,15 +34,31 @@ def choose_decoder(
 ) -> DecodeStep:
     """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed.
 
-    Raises EngineError if the device has no such kernels.
+    Raises EngineError if the device has no such kernels, and if none that can be had are deterministic.
     """
+    decoder = _choose(shape, weights, config, device, dtype, num_positions)
+    if config.deterministic and not isinstance(decoder, PackedDecoder):
+        raise EngineError(
+            "deterministic mode needs the C++ decoder: device cpu, bfloat16 or float32, kernels auto or cpu, and a C++ "
+            f"compiler; what can be had here is {decoder.backend} in {str(dtype).removeprefix('torch.')} on {device}"
+        )
+    return decoder
+
+
+def _choose(
+    shape: "ModelConfig",
+    weights: Weights,
+    config: "EngineConfig",
+    device: torch.device,
+    dtype: torch.dtype,
+    num_positions: int,
+) -> Decoder | PackedDecoder:
     if config.kernels == "cpu" and device.type != "cpu":
         raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
     if config.kernels == "reference":
         return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
     if device.type == "cpu" and config.max_isa != "none" and _fits(shape):
-        kernels_dir = default_state_dir() / "kernels" if config.kernels_dir is None else Path(config.kernels_dir)
-        library = find_native_library(dtype, kernels_dir, config.max_isa)
+        library = find_native_library(dtype, find_kernels_dir(config), config.max_isa)
         if library is not None:
             return PackedDecoder(
                 shape,
@@ -65,6 +81,10 @@ def _of_operations(
     num_positions: int,
 ) -> Decoder:
     return Decoder(shape, weights, CheckedKernels(kernels) if config.check_kv else kernels, device, num_positions)
+
+
+def find_kernels_dir(config: "EngineConfig") -> Path:
+    return default_state_dir() / "kernels" if config.kernels_dir is None else Path(config.kernels_dir)
 
 
 def _fits(shape: "ModelConfig") -> bool:

@@ -54,6 +54,11 @@ class Decoder:
         self._cosines, self._sines = cosines.to(device), sines.to(device)
 
     @property
+    def backend(self) -> str:
+        """What decides how long attention takes, beside the model and the threads."""
+        return f"{self._kernels.name} torch-{torch.__version__}"
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
@@ -76,6 +81,10 @@ class Decoder:
         for layer, layer_kv in zip(self._layers, kv.unbind(0), strict=True):
             x = self._layer_forward(layer, x, layer_kv, plan, num_decodes, cosines, sines, attended)
         return x
+
+    def decode_attention(self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
+        """Of decode rows alone; q, out: [rows, num_heads, head_dim], kv as for `forward`, K and V written already."""
+        self._kernels.decode_attention(q, kv[layer], plan, out)
 
     def _layer_forward(
         self,

@@ -46,7 +46,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
-    host = "--host-cache-bytes 512MiB --kernels reference"
+    host = "--host-cache-bytes 512MiB --kernels reference --shared-attention always --deterministic"
     result = run(
         "serve", *words.split(), *more.split(), *host.split(), "--state-dir", str(tmp_path / "s"), "--check-kv"
     )
@@ -67,6 +67,8 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             threads=3,
             host_cache_bytes=512 * 2**20,
             kernels="reference",
+            shared_attention="always",
+            deterministic=True,
             check_kv=True,
         ),
         host="::1",
@@ -138,7 +140,16 @@ def test_a_wrong_configuration_is_told_before_a_model_is_looked_for(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "wrong", ["--block-size 7", "--port 0", "--max-num-seqs 0", "--device tpu", "--config /nowhere", "--nonsense 1"]
+    "wrong",
+    [
+        "--block-size 7",
+        "--port 0",
+        "--max-num-seqs 0",
+        "--device tpu",
+        "--shared-attention often",
+        "--config /nowhere",
+        "--nonsense 1",
+    ],
 )
 def test_usage_errors(wrong: str) -> None:
     result = run("serve", *wrong.split())

@@ -26,6 +26,7 @@ from engine.protocol import (
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 from engine.swap_cost import SwapTime
+from tests.engine.sequences import check_nodes
 
 FREE = SwapTime()
 VOCAB_SIZE = 1000
@@ -56,6 +57,7 @@ class FakeRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.batches.append(batch)
+        check_nodes([s.sequence for s in batch.decodes], batch.nodes, self._block_size)
         size = self._block_size
         swap_outs, swap_ins, copies = batch.transfers
         for source, target in swap_outs:
@@ -127,6 +129,7 @@ class Bench:
             max_waiting=max_waiting,
             enable_prefix_caching=enable_prefix_caching,
             pin_budget=pin_budget,
+            shared_attention="always",
             check_kv=True,
         )
         self.runner = FakeRunner(self.info)

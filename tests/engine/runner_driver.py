@@ -7,6 +7,7 @@ from engine.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import ScheduledBatch, ScheduledSequence, StepResult
 from engine.sequence import Sequence
+from engine.shared_attention import SharedAttention
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 
@@ -36,7 +37,9 @@ class RunnerDriver:
                 self._next_block += 1
         assert self._next_block <= self.runner.info.num_blocks + 1
         decodes = [s for s, num_new in news if num_new == 1 and s.num_uncomputed_tokens == 1]
-        nodes: tuple[SharedNode, ...] = find_shared_nodes(decodes, self._block_size) if with_nodes else ()
+        nodes: tuple[SharedNode, ...] = ()
+        if with_nodes:
+            nodes = find_shared_nodes(decodes, self._block_size, SharedAttention("always"))
         rows = [ScheduledSequence(s, n, n == s.num_uncomputed_tokens) for s, n in news]
         rows.sort(key=lambda row: row.sequence not in decodes)
         return ScheduledBatch(tuple(rows), len(decodes), nodes=nodes)

@@ -1,5 +1,9 @@
 """Sequences in one line, for tests of what holds them; and lookups in the cache of another manager."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+
+from engine.forest import SharedNode
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, Scope
 from engine.sampling_params import SamplingParams
@@ -33,3 +37,19 @@ def look_into(kv: KVCacheManager, other: KVCacheManager) -> KVCacheManager:
     """`kv`, which from now on finds what `other` has published: one cache for both."""
     vars(kv.cache).update(vars(other.cache))
     return kv
+
+
+def check_nodes(rows: Rows[Sequence], nodes: Iterable[SharedNode], block_size: int) -> list[int]:
+    """Each row's nodes follow one another from its first block on and lie before its last token; how many blocks each
+    row has in them."""
+    ends = [0] * len(rows)
+    for node in nodes:
+        assert len(node.rows) > 1, node
+        assert node.block_ids, node
+        assert list(node.rows) == sorted(set(node.rows)), node
+        for row in node.rows:
+            start, ends[row] = ends[row], ends[row] + len(node.block_ids)
+            assert tuple(rows[row].block_table[start : ends[row]]) == node.block_ids, (row, node)
+    for sequence, end in zip(rows, ends, strict=True):
+        assert end * block_size < sequence.num_tokens, f"{sequence.request_id!r} has its last token in a node"
+    return ends
