@@ -21,8 +21,8 @@ from kernels.cpu.build import cpu_flags
 
 log = logging.getLogger(__name__)
 
-SIZES = [(1, tokens, readers) for tokens in (32, 128, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
-"""Nodes, tokens of each, readers of each."""
+SIZES = [(1, tokens, readers) for tokens in (64, 192, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
+"""Nodes, tokens of each, which are whole blocks of any size, and readers of each."""
 OWN_TOKENS = 40
 """Of each row's tail."""
 BUDGET_S = 0.5
