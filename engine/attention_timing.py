@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from engine.models.decoder import Decoder
-from engine.models.packed_decoder import PackedDecoder
+from engine.config import ModelConfig
 from engine.shared_attention import NodeCost, NodeTiming, fit_cost
 from kernels.batch import AttentionBatch, KVShape, Node, Tail
 from kernels.cpu.build import cpu_flags
+from kernels.interface import DecodeStep
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +30,16 @@ MAX_LAYERS = 4
 """In turn, so that not all of K and V is in the nearest cache."""
 
 
-def ensure_node_cost(decoder: Decoder | PackedDecoder, kv_shape: KVShape, folder: Path) -> NodeCost:
+def ensure_node_cost(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape, folder: Path) -> NodeCost:
     """What was measured when this machine first computed such attention. A file that is of no use costs a warning."""
-    path = folder / f"node-cost-{_digest(decoder, kv_shape)}.json"
+    path = folder / f"node-cost-{_digest(decoder, config, kv_shape)}.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=NodeCost)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, msgspec.MsgspecError) as e:
         log.warning("%s is measured again: %s", path, e)
-    cost = fit_cost(measure_nodes(decoder, kv_shape))
+    cost = fit_cost(measure_nodes(decoder, config, kv_shape))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{secrets.token_hex(8)}")
@@ -50,20 +50,19 @@ def ensure_node_cost(decoder: Decoder | PackedDecoder, kv_shape: KVShape, folder
     return cost
 
 
-def _digest(decoder: Decoder | PackedDecoder, kv_shape: KVShape) -> str:
+def _digest(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape) -> str:
     """Of all that decides what is measured."""
-    config = decoder.config
     heads = (config.num_heads, config.num_kv_heads, config.head_dim, kv_shape.block_size)
     facts = (decoder.backend, str(decoder.dtype), torch.get_num_threads(), heads, SIZES, sorted(cpu_flags()))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
 
 
-def measure_nodes(decoder: Decoder | PackedDecoder, kv_shape: KVShape) -> list[NodeTiming]:
+def measure_nodes(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape) -> list[NodeTiming]:
     """For one layer. Nodes and flat in turn, as often as a size's share of the time allows.
 
     Processor time, and the least of each: on a busy machine the clock measures the others.
     """
-    bench = _Bench(decoder, kv_shape)
+    bench = _Bench(decoder, config, kv_shape)
     timings = []
     for size in SIZES:
         attends = bench.prepare(*size, with_nodes=True), bench.prepare(*size, with_nodes=False)
@@ -84,17 +83,17 @@ class _Bench:
     """K and V of a few layers, with random contents: pages that were never written are all one page."""
 
     @torch.inference_mode()
-    def __init__(self, decoder: Decoder | PackedDecoder, kv_shape: KVShape) -> None:
+    def __init__(self, decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape) -> None:
         self._decoder = decoder
         self._first_own = 1 + max(nodes * tokens for nodes, tokens, _ in SIZES) // kv_shape.block_size
         self._own_blocks = -(-OWN_TOKENS // kv_shape.block_size)
         num_rows = max(nodes * readers for nodes, _, readers in SIZES)
         self._shape = replace(kv_shape, num_blocks=self._first_own + num_rows * self._own_blocks)
-        self.num_layers = min(decoder.config.num_layers, MAX_LAYERS)
+        self.num_layers = min(config.num_layers, MAX_LAYERS)
         sizes = (self.num_layers, 2, *astuple(self._shape))
         generator = torch.Generator().manual_seed(0)
         self._kv = torch.randn(sizes, generator=generator).to(decoder.dtype)
-        q_sizes = (num_rows, decoder.config.num_heads, kv_shape.head_dim)
+        q_sizes = (num_rows, config.num_heads, kv_shape.head_dim)
         self._q = torch.randn(q_sizes, generator=generator).to(decoder.dtype)
         self._out = torch.empty_like(self._q)
 

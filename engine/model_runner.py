@@ -64,7 +64,8 @@ class ModelRunner:
         self.swap_time = self._host.measure() if self._host is not None else SwapTime()
         self.node_cost = USUAL_NODE_COST
         if config.shared_attention == "auto" and not on_gpu:
-            self.node_cost = ensure_node_cost(self._decoder, self._kv_shape, find_kernels_dir(config))
+            folder = find_kernels_dir(config)
+            self.node_cost = ensure_node_cost(self._decoder, shape, self._kv_shape, folder)
         self._sampler = Sampler()
         self._steady: SteadyDecode | None = None
         self.identity = (dtype_name, repr(shape.rope))

@@ -76,6 +76,10 @@ class DecodeStep(Protocol):
     """The whole step, from token ids to logits, over weights that the backend packed for itself."""
 
     @property
+    def backend(self) -> str:
+        """Which one it is, and in which version: another text may take another time."""
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of weights and cache."""
 
@@ -91,6 +95,9 @@ class DecodeStep(Protocol):
         token_ids, positions: [rows], the decode rows first. kv [num_layers, 2, num_blocks, num_kv_heads,
         block_size, head_dim], contiguous.
         """
+
+    def decode_attention(self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
+        """Of decode rows alone. q, out [rows, num_heads, head_dim], kv as for `forward`, K and V written already."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned. fp32 [rows, vocab_size], valid until the next call."""

@@ -52,7 +52,7 @@ def _choose(
     device: torch.device,
     dtype: torch.dtype,
     num_positions: int,
-) -> Decoder | PackedDecoder:
+) -> DecodeStep:
     if config.kernels == "cpu" and device.type != "cpu":
         raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
     if config.kernels == "reference":

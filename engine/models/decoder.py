@@ -55,7 +55,6 @@ class Decoder:
 
     @property
     def backend(self) -> str:
-        """What decides how long attention takes, beside the model and the threads."""
         return f"{self._kernels.name} torch-{torch.__version__}"
 
     @property
@@ -83,7 +82,6 @@ class Decoder:
         return x
 
     def decode_attention(self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
-        """Of decode rows alone; q, out: [rows, num_heads, head_dim], kv as for `forward`, K and V written already."""
         self._kernels.decode_attention(q, kv[layer], plan, out)
 
     def _layer_forward(

@@ -65,7 +65,6 @@ class PackedDecoder:
         )
         self._native = NativeDecoder(library, shape, num_threads, huge_pages=huge_pages)
         self.backend = library.path.stem
-        """What decides how long attention takes, beside the model and the threads."""
         self._embedding = weights.tensor("model.embed_tokens.weight").clone()
         self._cosines, self._sines = (t.contiguous() for t in rope_table(config.rope, config.head_dim, num_positions))
         head = self._embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight").contiguous()
@@ -126,7 +125,6 @@ class PackedDecoder:
     def decode_attention(
         self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: StepArrays, out: torch.Tensor
     ) -> None:
-        """As `Decoder.decode_attention`."""
         self._native.attention(layer, plan, kv.data_ptr(), kv.shape[2], q.data_ptr(), out.data_ptr())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that were measured, each of which is found to cost `COST`."""
     backends: list[str] = []
 
-    def measure(decoder, kv_shape):
+    def measure(decoder, config, kv_shape):
         backends.append(decoder.backend)
         return [
             NodeTiming(
@@ -64,7 +64,7 @@ def test_every_backend_is_timed_with_nodes_and_without(model, backend, monkeypat
     monkeypatch.setattr(attention_timing, "BUDGET_S", 0.0)
     config = EngineConfig(model_dir=str(model.path), device="cpu", dtype="float32", num_blocks=8, threads=1)
     runner = ModelRunner(model, config.replace(shared_attention="never", **BACKENDS[backend]))
-    timings = measure_nodes(runner._decoder, runner._kv_shape)
+    timings = measure_nodes(runner._decoder, model.manifest.config, runner._kv_shape)
     assert [(t.num_nodes, t.num_tokens, t.num_readers) for t in timings] == SIZES
     assert all(0.0 < t.nodes_s < 10.0 and 0.0 < t.flat_s < 10.0 for t in timings)
 
