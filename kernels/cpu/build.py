@@ -45,7 +45,7 @@ _FLAGS: dict[Isa, tuple[str, ...]] = {
 _REQUEST_TILES = (158, 0x1023, 18)
 """arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)"""
 _SOURCES = Path(__file__).parent / "csrc"
-_COMPILERS = ("c++", "g++", "clang++")
+COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_TIMEOUT_S = 300
 _CHECK_TIMEOUT_S = 120
 _RUN_UNTIL_PARENT_DIES = (
@@ -85,6 +85,10 @@ class Build:
         digest.update("\0".join(self.flags).encode())
         return digest.hexdigest()[:20]
 
+    def library_path(self, cache_dir: Path) -> Path:
+        """Raises what `digest` does."""
+        return cache_dir / f"decoder-{self.element_type}-{self.isa}-{self.digest()}.so"
+
 
 def best_isa(cpu_flags: set[str], max_isa: Isa | None = None) -> Isa | None:
     """The best one that the processor has and `max_isa` allows."""
@@ -116,26 +120,56 @@ def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | No
 
     Several processes may do so at the same time: each writes the same. A folder that has it is not written to.
     """
+    build = _choose_build(element_type, max_isa)
+    try:
+        library = build.library_path(cache_dir)
+        if not _is_checked(library):
+            _compile(build, library)
+            digest = _sha256(library)
+            _check(library, element_type)
+            _checked_path(library).write_bytes(digest)
+        return NativeLibrary(library)
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise NativeUnavailable(str(e)) from e
+
+
+def find_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary | None:
+    """What `ensure_library` made of the same sources with the same compiler, if it is there.
+
+    Raises NativeUnavailable where there can be none.
+    """
+    build = _choose_build(element_type, max_isa)
+    try:
+        library = build.library_path(cache_dir)
+        return NativeLibrary(library) if _is_checked(library) else None
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise NativeUnavailable(str(e)) from e
+
+
+def find_compiler() -> str | None:
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+def _choose_build(element_type: ElementType, max_isa: Isa | None) -> Build:
     isa = usable_isa(max_isa)
     if element_type == "float32" and isa in _BF16_ONLY:
         isa = "avx512"  # products of bf16 are of no use
     if isa is None:
         raise NativeUnavailable(f"this processor has none of {', '.join(ISAS)}")
-    compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+    compiler = find_compiler()
     if compiler is None:
-        raise NativeUnavailable(f"there is no C++ compiler on PATH (one of {', '.join(_COMPILERS)})")
-    build = Build(element_type, isa, compiler)
-    try:
-        library = cache_dir / f"decoder-{element_type}-{isa}-{build.digest()}.so"
-        checked = library.with_suffix(".checked")
-        if not (library.exists() and checked.exists() and checked.read_bytes() == _sha256(library)):
-            _compile(build, library)
-            digest = _sha256(library)
-            _check(library, element_type)
-            checked.write_bytes(digest)
-        return NativeLibrary(library)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise NativeUnavailable(str(e)) from e
+        raise NativeUnavailable(f"there is no C++ compiler on PATH (one of {', '.join(COMPILERS)})")
+    return Build(element_type, isa, compiler)
+
+
+def _checked_path(library: Path) -> Path:
+    """Holds the digest of the library that passed its self-test."""
+    return library.with_suffix(".checked")
+
+
+def _is_checked(library: Path) -> bool:
+    checked = _checked_path(library)
+    return library.exists() and checked.exists() and checked.read_bytes() == _sha256(library)
 
 
 def _sha256(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernels.cpu import build, native_check
-from kernels.cpu.build import NativeUnavailable, best_isa, ensure_library
+from kernels.cpu.build import NativeUnavailable, best_isa, ensure_library, find_library
 from kernels.interface import find_native_library
 from tests.conftest import REPOSITORY
 from tests.kernels.libraries import ELEMENT_TYPES, KINDS, compiler, library
@@ -136,8 +136,13 @@ def test_a_library_is_compiled_and_checked_once(
     machine_with_compiler: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = machine_with_compiler
+    assert find_library("float32", machine.cache, "avx2") is None
+    assert machine.ran() == []
     first = ensure_library("float32", machine.cache, "avx2")
     assert machine.ran() == ["c++"]
+    found = find_library("float32", machine.cache, "avx2")
+    assert found is not None
+    assert found.path == first.path
     assert machine.suffixes() == [".checked", ".so"]
     last_written_ns = machine.cache.stat().st_mtime_ns
     monkeypatch.setattr(build, "_check", None)
