@@ -11,13 +11,13 @@ head h reads KV head h // (num_heads / num_kv_heads). Log-sum-exps are fp32, nat
 
 import logging
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from kernels.batch import AttentionBatch, Int32Array, KVShape
 from kernels.cpu.backend import CpuKernels
-from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library
+from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library, usable_isa
 from kernels.cpu.native import NativeLibrary
 from kernels.cpu.self_test import flash_attention_works, packed_linear_works
 from kernels.reference.backend import ReferenceKernels
@@ -117,18 +117,35 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
 
 
 _ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+_TIMES_AS_LONG: dict[ElementType, dict[Isa, str]] = {
+    "bfloat16": {"amx_bf16": "", "avx512_bf16": "1 to 3.5", "avx512": "1 to 3.5", "avx2": "1.3 to 7"},
+    "float32": {"avx512": "", "avx2": "1.3 to 2.2"},
+}
+"""Best first: how many times as long a step of 1 to 32 rows takes as with the best."""
 
 
-def find_native_library(dtype: torch.dtype, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary | None:
+def find_native_library(
+    dtype: torch.dtype, cache_dir: Path, max_isa: Isa | Literal["none"] | None = None
+) -> NativeLibrary | None:
     """The decoder in C++ for this machine (`kernels.cpu.native`), compiled if it has not been yet, which takes seconds.
 
-    None, and one warning that says why, where it cannot be had; and without a word for a dtype that it does not know.
+    One warning where it cannot be had (None then), is not wanted, or has to do with less than the best instructions;
+    and without a word None for a dtype that it does not know.
     """
     element_type = _ELEMENT_TYPES.get(dtype)
     if element_type is None:
         return None
     try:
-        return ensure_library(element_type, cache_dir, max_isa)
+        if max_isa == "none":
+            raise NativeUnavailable("max_isa is none")
+        library = ensure_library(element_type, cache_dir, max_isa)
     except NativeUnavailable as e:
         _log.warning("the C++ decoder is not used, torch's operators are, two to four times slower: %s", e)
         return None
+    isa, best_here = usable_isa(max_isa, element_type), usable_isa(None, element_type)
+    best, *_ = times_as_long = _TIMES_AS_LONG[element_type]
+    if isa is not None and isa != best:
+        why = "the best that this processor has" if isa == best_here else "as max_isa says"
+        times = times_as_long[isa]
+        _log.warning("the C++ decoder uses %s, %s: steps take %s times as long as with %s", isa, why, times, best)
+    return library

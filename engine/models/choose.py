@@ -57,7 +57,9 @@ def _choose(
         raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
     if config.kernels == "reference":
         return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
-    if device.type == "cpu" and config.max_isa != "none" and _fits(shape):
+    if device.type == "cpu":
+        warn_of_one_thread(torch.get_num_threads())
+    if device.type == "cpu" and _fits(shape):
         library = find_native_library(dtype, find_kernels_dir(config), config.max_isa)
         if library is not None:
             return PackedDecoder(
@@ -93,6 +95,11 @@ def _fits(shape: "ModelConfig") -> bool:
     if not fits:
         _log.warning("the C++ decoder takes even head sizes up to %s, not %s", MAX_HEAD_DIM, shape.head_dim)
     return fits
+
+
+def warn_of_one_thread(num_threads: int) -> None:
+    if num_threads == 1:
+        _log.warning("one thread computes: steps take up to twice as long as with two")
 
 
 def has_huge_pages(setting: Path | None = None) -> bool:

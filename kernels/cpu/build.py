@@ -107,12 +107,14 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
     return next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
 
 
-def usable_isa(max_isa: Isa | None = None) -> Isa | None:
+def usable_isa(max_isa: Isa | None = None, element_type: ElementType = "bfloat16") -> Isa | None:
     """The best one that `max_isa` and the system allow: Linux gives tiles to those that ask for them, if at all."""
     flags = cpu_flags()
     if "amx_tile" in flags and ctypes.CDLL(None).syscall(*_REQUEST_TILES) != 0:
         flags.remove("amx_tile")
-    return best_isa(flags, max_isa)
+    isa = best_isa(flags, max_isa)
+    # products of bf16 are of no use to floats
+    return "avx512" if element_type == "float32" and isa in _BF16_ONLY else isa
 
 
 def ensure_library(element_type: ElementType, cache_dir: Path, max_isa: Isa | None = None) -> NativeLibrary:
@@ -151,9 +153,7 @@ def find_compiler() -> str | None:
 
 
 def _choose_build(element_type: ElementType, max_isa: Isa | None) -> Build:
-    isa = usable_isa(max_isa)
-    if element_type == "float32" and isa in _BF16_ONLY:
-        isa = "avx512"  # products of bf16 are of no use
+    isa = usable_isa(max_isa, element_type)
     if isa is None:
         raise NativeUnavailable(f"this processor has none of {', '.join(ISAS)}")
     compiler = find_compiler()
