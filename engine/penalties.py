@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
 
@@ -62,7 +63,7 @@ class Penalties:
         if sequence.num_output_tokens < params.min_tokens and sequence.stop_ids:
             ids = torch.tensor(list(sequence.stop_ids), dtype=torch.int64, device=device)
             logits.index_fill_(0, ids, float("-inf"))
-        if not _has_penalty(sequence):
+        if not _has_penalty(params):
             return
         counts = self._counts.get(sequence)
         if counts is None:
@@ -78,11 +79,9 @@ class Penalties:
         logits[ids] = values
 
 
-def has_adjustment(sequence: Sequence) -> bool:
-    params = sequence.params
-    return bool(params.logit_bias or sequence.num_output_tokens < params.min_tokens or _has_penalty(sequence))
+def may_adjust(params: SamplingParams) -> bool:
+    return bool(params.logit_bias or params.min_tokens or _has_penalty(params))
 
 
-def _has_penalty(sequence: Sequence) -> bool:
-    params = sequence.params
+def _has_penalty(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)

@@ -78,8 +78,7 @@ class ScheduledBatch:
         return sum(scheduled.num_new_tokens for scheduled in self.sequences)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None = None
     """If `params.logprobs` asks for it."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine import sampler
+from engine import cpu_draw, device_draw
+from engine.cpu_draw import CpuDraw
 from engine.errors import InvalidRequest
 from engine.philox import uniforms
 from engine.protocol import TokenLogprobs
@@ -117,11 +118,29 @@ def test_b27_the_first_candidates_and_the_whole_vocabulary_draw_alike(
     logits = logits_like_a_model(4) * 2
     sequences = [sequence(temperature=1.0, seed=seed, **params) for seed in range(40)]
     drawn = draw(logits, *sequences)
-    monkeypatch.setattr(sampler, "_draw_among_all", None)
-    assert draw(logits, *sequences) == drawn  # the candidates were enough
-    monkeypatch.undo()
-    monkeypatch.setattr(sampler, "NUM_CANDIDATES", VOCAB)
+    monkeypatch.setattr(cpu_draw, "NUM_CANDIDATES", VOCAB)
     assert draw(logits, *sequences) == drawn
+
+
+def test_draws_on_a_device_are_those_of_the_processor() -> None:
+    """The same rules twice: row by row, and by torch's operators for all rows at once."""
+    params = [
+        SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m)
+        for t in (0.4, 1.0, 3e38)
+        for k in (0, 1, 30, 2000)
+        for p in (0.0, 0.7, 0.999, 1.0)
+        for m in (0.0, 0.01, 1.0)
+    ]
+    logits = torch.stack([logits_like_a_model(i, 3000) for i in range(len(params))])
+    logits[:, ::5] = -math.inf
+    random_numbers = [(0.37 * i) % 1 for i in range(len(params))]
+    best = logits.max(-1).values
+    processor = CpuDraw()
+    drawn = [
+        processor.draw(row, value, p, number)
+        for row, value, p, number in zip(logits.numpy(), best.tolist(), params, random_numbers, strict=True)
+    ]
+    assert device_draw.draw(logits, best, params, random_numbers).tolist() == drawn
 
 
 @pytest.mark.parametrize("seed", range(15))
