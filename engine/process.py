@@ -1,6 +1,6 @@
 """The engine as a process: one synchronous loop around the core, one ROUTER socket. No torch of its own.
 
-    poll (blocks while there is nothing to do) → take what has come → core.step() → at most one message per gateway
+    poll (only while there is nothing to do) → take what has come → core.step() → at most one message per gateway
 
 A gateway is a connection of a DEALER. It may have `MAX_UNACKNOWLEDGED` step messages on their way; without that
 credit the outputs of each request are merged here. A gateway whose connection is gone is noticed at the next message
@@ -57,6 +57,7 @@ MAX_MESSAGES_PER_STEP = 1024
 """Taken in before the next step, so that a flood of messages cannot stop the requests that run."""
 MAX_MESSAGE_BYTES = 64 * 2**20
 """A peer that sends more is disconnected; the longest prompt takes five bytes a token."""
+POLLIN = int(zmq.POLLIN)
 HEARTBEAT_MS = 2000
 REST_MS = 1000
 """Idle for so long, the pool is checked: that walks over every block, and no request should wait for it."""
@@ -133,7 +134,7 @@ class EngineProcess:
         """Until `stop`."""
         try:
             while not self._is_stopping:
-                has_rested = not self._poller.poll(self._poll_timeout_ms())
+                has_rested = not self._core.has_work and self._rest()
                 self._drain()
                 self._abort_expired()
                 if self._core.has_work:
@@ -169,10 +170,15 @@ class EngineProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, on_signal)
 
+    def _rest(self) -> bool:
+        """Waits for something to come; True if nothing did."""
+        has_rested = not self._poller.poll(self._poll_timeout_ms())
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+        return has_rested
+
     def _poll_timeout_ms(self) -> int | None:
-        """0 while there is work; else until the next lease ends, or the pool is to be checked; else None (block)."""
-        if self._core.has_work:
-            return 0
+        """Until the next lease ends, or the pool is to be checked; else None (block)."""
         leases = [g.last_seen + self._lease_s for g in self._gateways.values() if self._has_lease(g)]
         if not leases:
             return REST_MS if self._was_busy else None
@@ -182,14 +188,10 @@ class EngineProcess:
         return bool(gateway.request_ids) or gateway in self._trunks
 
     def _drain(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(4096)
         for _ in range(MAX_MESSAGES_PER_STEP):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if not self._socket.getsockopt(zmq.EVENTS) & POLLIN:
                 return
-            self._receive(frames)
+            self._receive(self._socket.recv_multipart(zmq.NOBLOCK))
 
     def _receive(self, frames: list[bytes]) -> None:
         if len(frames) != 2:

@@ -79,7 +79,7 @@ class Sampler:
     def _draw_rows(self, logits: Floats, kinds: _Kinds) -> tuple[list[int], list[bool]]:
         """Ids drawn, and whether the largest value is finite."""
         best_ids = logits.argmax(-1)
-        best = np.take_along_axis(logits, best_ids[:, None], 1)[:, 0]
+        best = logits[np.arange(len(logits)), best_ids]
         ids, is_finite = best_ids.tolist(), np.isfinite(best).tolist()
         if kinds.random:
             uniforms = self._noise.of([kinds.sequences[row] for row in kinds.random])
