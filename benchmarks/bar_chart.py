@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-LABEL_WIDTH, BAR_WIDTH, TEXT_WIDTH = 250, 460, 190
+LABEL_WIDTH, BAR_WIDTH, TEXT_WIDTH = 150, 480, 130
 BAR_HEIGHT, ROW_HEIGHT, TOP = 16, 26, 58
 COLOURS = ("#2a6f97", "#a9d6e5", "#eeeeee")
 STYLE = (

@@ -135,11 +135,13 @@ def table(rows: Document) -> str:
 
 
 def chart(document: Document) -> str:
+    """The decode steps: beside a prompt's length theirs would not be seen."""
     bars = [
         Bar(name, (r["floor_ms"], max(r["step_ms"], r["floor_ms"])), f"{r['step_ms']:.1f} ms, {r['fraction']:.0%}")
         for name, r in document["steps"].items()
+        if not name.startswith("prefill")
     ]
-    title = f"{document['model']['name']}, {document['model']['dtype']}: a step and its floor, {document['date']}"
+    title = f"{document['model']['name']}, {document['model']['dtype']}: decode steps and their floor, {document['date']}"
     return draw(title, ("floor: what must be moved or computed", "the rest of the step"), bars)
 
 

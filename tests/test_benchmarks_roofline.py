@@ -60,9 +60,10 @@ def test_table_and_picture_show_every_step() -> None:
         "40%",
     ]
     assert lines[2].endswith("50%")
+    rows["prefill 1000"] = rows["W1"] | {"step_ms": 500.0}
     document = {"date": "today", "model": {"name": "m", "dtype": "bfloat16"}, "steps": rows}
     picture = ElementTree.fromstring(chart(document))
     texts = [element.text for element in picture.iter() if element.tag.endswith("text")]
     assert {"W1", "W2 & more", "20.0 ms, 50%"} <= set(texts)
     widths = [float(e.get("width") or 0) for e in picture.iter() if e.tag.endswith("rect") and e.get("height") == "16"]
-    assert widths == [230.0, 230.0] * 2, "the floor is half of the longest bar, the rest the other half"
+    assert widths == [240.0, 240.0] * 2, "the floor is half of the longest bar, the rest the other half"
