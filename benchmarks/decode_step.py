@@ -1,7 +1,7 @@
 """Times a step of the demo model without scheduler and processes: decode rows over a shared prefix, and a prefill.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.decode_step PREPARED_MODEL [--dtype bfloat16] [--rows 1 8 32]
-        [--variants '{}' '{"max_isa": "none"}' '{"threads": 1}' '{"deterministic": true}']
+        [--variants '{}' '{"shared_attention": "never"}' '{"threads": 1}' '{"deterministic": true}']
 
 Every row holds the same 1,008 tokens and 104 of its own; medians in milliseconds, and the tokens a second that they
 come to. Processor time is that of all threads together. A variant is a setting of `EngineConfig`, as JSON; several are
@@ -21,7 +21,6 @@ from benchmarks.step_bench import GREEDY, StepBench
 from benchmarks.step_work import DecodeShape
 from benchmarks.turns import Step, ratio, take_turns
 from engine.config import EngineConfig
-from engine.model_runner import ModelRunner
 from engine.prepared import PreparedModel
 from engine.sampling_params import SamplingParams
 
@@ -66,15 +65,15 @@ def main() -> None:
     options = parser.parse_args()
     plain = EngineConfig(model_dir=str(options.model), device="cpu", dtype=options.dtype, num_blocks=2000)
     configs = [variant(plain, text) for text in options.variants]
-    benches = [StepBench(ModelRunner(PreparedModel.load(options.model), config)) for config in configs]
+    benches = [StepBench(PreparedModel.load(options.model), config) for config in configs]
     print(f"{options.dtype}: {' | '.join(options.variants)}")
     print("milliseconds, median (least - most)")
 
-    def decode(what: str, num_rows: int, params: SamplingParams, *, with_nodes: bool = True) -> list[Step]:
+    def decode(what: str, num_rows: int, params: SamplingParams) -> list[Step]:
         shape = DecodeShape(num_rows, SHARED_TOKENS, OWN_TOKENS)
         for bench in benches:
             bench.free_all()
-        steps = [bench.decode(shape, params, with_nodes=with_nodes) for bench in benches]
+        steps = [bench.decode(shape, params) for bench in benches]
         compare(f"decode {num_rows:3} rows, {what}", steps, options.times, num_rows)
         return steps
 
@@ -82,7 +81,6 @@ def main() -> None:
         last = decode("greedy", rows, GREEDY)
     for params in ({}, {"top_p": 0.95}, {"top_k": 50}):
         decode(str(params or "plain"), options.rows[-1], SamplingParams(temperature=0.8, **params))
-    decode("no nodes", options.rows[-1], GREEDY, with_nodes=False)
     for num_tokens, num_computed in ((1000, 0), (512, 0), (488, 512), (128, 872), (16, 1008)):
         for bench in benches:
             bench.free_all()

@@ -29,9 +29,15 @@ def write(document: Document, path: Path | None) -> None:
         path.write_text(text + "\n")
 
 
-def bar(value: float, *, at_most: float) -> Document:
-    """What was measured beside what it may be."""
-    return {"value": round(value, 3), "at_most": round(at_most, 3), "holds": value <= at_most}
+def bar(value: float, *, at_most: float | None = None, at_least: float | None = None) -> Document:
+    """What was measured beside what it may be; one limit, or both."""
+    found: Document = {"value": round(value, 3)}
+    if at_most is not None:
+        found["at_most"] = round(at_most, 3)
+    if at_least is not None:
+        found["at_least"] = round(at_least, 3)
+    holds = (at_most is None or value <= at_most) and (at_least is None or value >= at_least)
+    return {**found, "holds": holds}
 
 
 def find_bars(document: Any, name: str = "") -> list[tuple[str, Document]]:

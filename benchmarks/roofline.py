@@ -28,7 +28,6 @@ from benchmarks.turns import Step, Times, take_turns
 from benchmarks.workloads import WORKLOADS
 from engine.config import EngineConfig, ModelConfig
 from engine.machine import available_cpus
-from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 
@@ -107,8 +106,8 @@ def measure(model: PreparedModel, dtype: str, num_rounds: int) -> Document:
     ceilings = measure_ceilings(num_threads)
     config = EngineConfig(model_dir=str(model.path), device="cpu", dtype=dtype, threads=num_threads, num_blocks=4200)
     found = cases(num_threads, config.max_num_batched_tokens)
-    benches = {1: StepBench(ModelRunner(model, config.replace(threads=1, num_blocks=500)))} if num_threads > 1 else {}
-    benches[num_threads] = StepBench(ModelRunner(model, config))  # the last says how many threads torch has
+    benches = {1: StepBench(model, config.replace(threads=1, num_blocks=500))} if num_threads > 1 else {}
+    benches[num_threads] = StepBench(model, config)  # the last says how many threads torch has
     times = take_turns([case.step(benches[case.num_threads]) for case in found], num_rounds)
     dtype = benches[num_threads].runner.identity[0]
     shape = model.manifest.config
@@ -141,7 +140,9 @@ def chart(document: Document) -> str:
         for name, r in document["steps"].items()
         if not name.startswith("prefill")
     ]
-    title = f"{document['model']['name']}, {document['model']['dtype']}: decode steps and their floor, {document['date']}"
+    title = (
+        f"{document['model']['name']}, {document['model']['dtype']}: decode steps and their floor, {document['date']}"
+    )
     return draw(title, ("floor: what must be moved or computed", "the rest of the step"), bars)
 
 

@@ -8,6 +8,9 @@ from benchmarks.document import all_hold, bar, find_bars
 def test_a_bar_holds_up_to_its_limit() -> None:
     assert bar(1.3, at_most=1.3) == {"value": 1.3, "at_most": 1.3, "holds": True}
     assert not bar(1.3001, at_most=1.3)["holds"], "what is shown is rounded, what is judged is not"
+    assert bar(2.5, at_least=2.5) == {"value": 2.5, "at_least": 2.5, "holds": True}
+    assert not bar(2.4999, at_least=2.5)["holds"]
+    assert [bar(x, at_least=1, at_most=2)["holds"] for x in (0, 1, 2, 3)] == [False, True, True, False]
 
 
 def test_bars_are_found_at_any_depth_under_their_names() -> None:
