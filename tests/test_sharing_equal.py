@@ -59,7 +59,8 @@ class Engine:
 
     @classmethod
     def load(cls, model: PreparedModel, text_ids: list[int], max_tokens: int, **settings: Any) -> "Engine":
-        config = EngineConfig(model_dir=str(model.path), device="cpu", dtype="float32", check_kv=True, **settings)
+        settings = {"device": "cpu", "dtype": "float32", "check_kv": True, "shared_attention": "always", **settings}
+        config = EngineConfig(model_dir=str(model.path), **settings)
         return cls(ModelRunner(model, config), config, make_prompts(text_ids, config.block_size), max_tokens)
 
     def core(self, num_blocks: int | None = None, num_host_blocks: int = 0, **changes: Any) -> EngineCore:

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.model_runner import ModelRunner
+from engine.models.packed_decoder import PackedDecoder
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, PinTrunk, Scope
 from engine.sampling_params import SamplingParams
+from tests.kernels.libraries import library
 from tests.tiny_model import make_tiny
 
 TRUNK = [(5 * i + 3) % 380 for i in range(45)]
@@ -29,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
 
 @dataclass
 class Engine:
-    """Blocks of 8 tokens, shadow KV on, integrity checked after every step."""
+    """Blocks of 8 tokens, nodes wherever blocks are shared, shadow KV on, integrity checked after every step."""
 
     model: PreparedModel
     settings: dict[str, Any]
@@ -39,7 +42,8 @@ class Engine:
 
     def __post_init__(self) -> None:
         settings = {"dtype": "float32", "device": "cpu", "block_size": 8, "num_blocks": 400, "threads": 1}
-        config = EngineConfig(model_dir=str(self.model.path), check_kv=True, **{**settings, **self.settings})
+        settings |= {"check_kv": True, "shared_attention": "always"}
+        config = EngineConfig(model_dir=str(self.model.path), **{**settings, **self.settings})
         self.runner = ModelRunner(self.model, config)
         self.core = EngineCore(config, self.runner.info, self.runner)
 
@@ -69,6 +73,13 @@ class Engine:
         return self.run()["ask"]
 
 
+def test_these_engines_compute_in_c_plus_plus_with_shadow_kv_on(model):
+    library(torch.float32, None)
+    engine = Engine(model, {})
+    assert isinstance(engine.runner._decoder, PackedDecoder)
+    assert engine.core._shadow is not None
+
+
 def ask_all(model: PreparedModel, **settings: Any) -> tuple[list[list[int]], EngineCore]:
     engine = Engine(model, settings)
     for i, prompt_ids in enumerate(PROMPTS):
@@ -93,6 +104,7 @@ def test_twenty_together_answer_as_alone(model, alone, enable_prefix_caching, ma
     )
     assert answers == alone
     assert (core.stats().hit_tokens > 0) == enable_prefix_caching
+    assert (core.stats().blocks_not_read > 0) == enable_prefix_caching
 
 
 def test_b01_warm_answers_are_those_of_a_cold_cache(model, alone):

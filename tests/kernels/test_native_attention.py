@@ -64,7 +64,28 @@ NODE_LAYOUTS = {
 def test_nodes_are_read_for_all_their_rows(
     dtype: torch.dtype, isa: Isa, layout: str, block_size: int, num_threads: int
 ) -> None:
-    heads, kv_heads, head_dim = 9, 3, 64
+    assert_nodes_are_read(dtype, isa, layout, block_size, num_threads, (9, 3), 64)
+
+
+@pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_nodes_are_read_by_heads_of_all_sizes(
+    dtype: torch.dtype, isa: Isa, heads: tuple[int, int], head_dim: int
+) -> None:
+    assert_nodes_are_read(dtype, isa, "eight at two levels", 16, 2, heads, head_dim)
+
+
+def assert_nodes_are_read(
+    dtype: torch.dtype,
+    isa: Isa,
+    layout: str,
+    block_size: int,
+    num_threads: int,
+    num_heads: tuple[int, int],
+    head_dim: int,
+) -> None:
+    heads, kv_heads = num_heads
     lengths = [1, 30, 16, 90, 7]
     pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
     tables = [pool.blocks(length) for length in lengths]
@@ -84,12 +105,15 @@ def test_nodes_are_read_for_all_their_rows(
 
 @pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
-def test_extends_see_their_context_and_themselves(dtype: torch.dtype, isa: Isa, heads: int, kv_heads: int) -> None:
-    shares = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (250, 20), (0, 270)]  # (context, new)
-    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=32, dtype=dtype)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_extends_see_their_context_and_themselves(
+    dtype: torch.dtype, isa: Isa, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    shares = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (250, 20), (0, 270), (0, 255), (256, 17)]  # (context, new)
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
     tables = [pool.blocks(context + new) for context, new in shares]
     tail = pool.blocks(21)
-    q = pool.random(1 + sum(new for _, new in shares), heads, 32)
+    q = pool.random(1 + sum(new for _, new in shares), heads, head_dim)
     expected = [exact(q[:1], pool.tokens(tail, 21), 20)]
     first = 1
     for (context, new), table in zip(shares, tables, strict=True):

@@ -20,9 +20,9 @@ from tests.engine.runner_driver import RunnerDriver
 from tests.tiny_model import make_tiny
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"num_heads": 6, "num_kv_heads": 2, "hidden_size": 96},
-    "qwen2": {"num_heads": 7, "num_kv_heads": 1, "hidden_size": 112, "tie_word_embeddings": False},
-    "qwen3": {"head_dim": 32, "num_heads": 4, "num_kv_heads": 4},
+    "llama": {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2, "hidden_size": 96},
+    "qwen2": {"head_dim": 80, "num_heads": 7, "num_kv_heads": 1, "hidden_size": 112, "tie_word_embeddings": False},
+    "qwen3": {"head_dim": 96, "num_heads": 4, "num_kv_heads": 4},
 }
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}
 # for six rows whose tables begin with the same 18 blocks, and then in threes with the same three more
