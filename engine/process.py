@@ -189,7 +189,7 @@ class EngineProcess:
 
     def _drain(self) -> None:
         for _ in range(MAX_MESSAGES_PER_STEP):
-            if not self._socket.getsockopt(zmq.EVENTS) & POLLIN:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & POLLIN:
                 return
             self._receive(self._socket.recv_multipart(zmq.NOBLOCK))
 
