@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,11 +16,19 @@ from typing import Literal
 from app.demo_model import GGUF_NAME
 from app.embedded_redis import NoRedisError, find_server_program
 from app.kernels_package import find_kernels_clash
+from engine.config import EngineConfig
 from engine.errors import ModelNotSupported
 from engine.prepared import PreparedModel
 
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "i8mm", "sve")
 COMPILERS = ("c++", "g++", "clang++")
+_SHAPE_FIELDS = (
+    *("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size"),
+    "rms_norm_eps",
+)
+"""Of a model's configuration, for `kernels.cpu.step_time`."""
+_MAX_TIMED_BYTES = 400 << 20
+"""Twice that is packed, which takes a second."""
 _GPU_QUESTION = (
     "import json, torch; print(json.dumps([torch.__version__, "
     "[torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]]))"
@@ -56,6 +65,7 @@ def examine(state_dir: Path, run: Run = run_command) -> Iterator[Finding]:
     yield find_compiler(run)
     yield find_redis(run)
     yield find_models(state_dir)
+    yield find_threads(state_dir, run)
     clash = find_kernels_clash()
     yield Finding("kernels", "bad", clash) if clash else Finding("kernels", "good", "the package is ours")
 
@@ -125,14 +135,51 @@ def find_redis(run: Run) -> Finding:
 
 
 def find_models(state_dir: Path) -> Finding:
-    names = []
-    for path in sorted((state_dir / "models").glob("*/manifest.json")):
-        try:
-            names.append(PreparedModel.load(path.parent).manifest.name)
-        except ModelNotSupported as e:
-            return Finding("model", "note", str(e))
+    try:
+        names = [model.manifest.name for model in _prepared_models(state_dir)]
+    except ModelNotSupported as e:
+        return Finding("model", "note", str(e))
     if names:
         return Finding("model", "good", f"{', '.join(names)} in {state_dir}")
     if (state_dir / "downloads" / GGUF_NAME).exists():
         return Finding("model", "note", f"the demo model is in {state_dir}; it is prepared at the first start")
     return Finding("model", "note", f"none in {state_dir}; the first start downloads the demo model (about 100 MB)")
+
+
+def find_threads(state_dir: Path, run: Run) -> Finding:
+    """A decode step on one thread and on all, where that takes no time: for a small model that was served before."""
+    num_cpus = available_cpus()
+    step_ms, what = {}, ""
+    if num_cpus > 1 and (timed := _small_model(state_dir)):
+        model, dtype = timed
+        config = model.manifest.config
+        shape = {name: getattr(config, name) for name in _SHAPE_FIELDS} | {
+            "block_size": EngineConfig(model_dir="").block_size
+        }
+        command = [sys.executable, "-P", "-m", "kernels.cpu.step_time", str(state_dir / "kernels"), dtype]
+        answer = json.loads(run([*command, json.dumps(shape), "1", str(num_cpus)]) or "null")
+        if answer:
+            step_ms = {int(count): ms for count, ms in answer["step_ms"].items()}
+            what = f"; a step of {answer['rows']} rows of {model.manifest.name} takes"
+    if not step_ms:
+        return Finding("threads", "good", f"{num_cpus}, one for each core")
+    text = f"{num_cpus}, one for each core{what} {step_ms[num_cpus]:.1f} ms with {num_cpus}, {step_ms[1]:.1f} with 1"
+    if step_ms[num_cpus] < step_ms[1]:
+        return Finding("threads", "good", text)
+    return Finding("threads", "note", f"{text}: if other programs keep the cores busy, --threads 1 is better")
+
+
+def _prepared_models(state_dir: Path) -> list[PreparedModel]:
+    """Raises ModelNotSupported if one of them cannot be read."""
+    return [PreparedModel.load(path.parent) for path in sorted((state_dir / "models").glob("*/manifest.json"))]
+
+
+def _small_model(state_dir: Path) -> tuple[PreparedModel, str] | None:
+    """The first whose weights are small, and their dtype."""
+    with suppress(ModelNotSupported):
+        for model in _prepared_models(state_dir):
+            for dtype in ("bfloat16", "float32"):
+                path = model.weights_path(dtype)
+                if path.exists() and path.stat().st_size <= _MAX_TIMED_BYTES:
+                    return model, dtype
+    return None

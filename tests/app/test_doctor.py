@@ -27,7 +27,8 @@ def test_everything_is_looked_at_on_this_machine(tmp_path: Path) -> None:
     python = Path(sys.executable).name
     run = answers(**{python: '["2.0", []]', "valkey-server": "Valkey 9", "redis-server": "Redis 8"})
     found = {f.what: f for f in doctor.examine(tmp_path, run)}
-    assert list(found) == ["python", "processor", "memory", "torch", "gpu", "compiler", "redis", "model", "kernels"]
+    first = ["python", "processor", "memory", "torch", "gpu", "compiler", "redis"]
+    assert list(found) == [*first, "model", "threads", "kernels"]
     assert found["kernels"].state == "good"
     assert found["gpu"].text == "none: the processor is used"
 
@@ -95,6 +96,43 @@ def test_models(tmp_path: Path) -> None:
     assert doctor.find_models(tmp_path).text == f"byte-model in {tmp_path}"
     (tmp_path / "models" / "m" / "manifest.json").write_text("{}")
     assert doctor.find_models(tmp_path).state == "note"
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "text"),
+    [
+        ('{"rows": 8, "step_ms": {"1": 20.04, "2": 11.96}}', "good", "takes 12.0 ms with 2, 20.0 with 1"),
+        ('{"rows": 8, "step_ms": {"1": 20.0, "2": 30.0}}', "note", "--threads 1 is better"),
+        ("null", "good", "2, one for each core"),
+    ],
+)
+def test_threads(answer: str, state: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_cpus", lambda: 2)
+    asked: list[list[str]] = []
+
+    def run(command: list[str]) -> str:
+        asked.append(command)
+        return answer
+
+    assert doctor.find_threads(tmp_path, run).text == "2, one for each core"
+    model = make_byte_model(tmp_path / "models" / "m")
+    assert doctor.find_threads(tmp_path, run).text == "2, one for each core"
+    assert asked == [], "there are no weights to time a step for"
+    model.weights_path("float32").touch()
+    finding = doctor.find_threads(tmp_path, run)
+    assert finding.state == state
+    assert finding.text.endswith(text)
+    (command,) = asked
+    assert command[-5:-3] == [str(tmp_path / "kernels"), "float32"]
+    assert command[-2:] == ["1", "2"]
+    monkeypatch.setattr(doctor, "available_cpus", lambda: 1)
+    assert doctor.find_threads(tmp_path, run).text == "1, one for each core"
+
+
+def test_a_step_that_cannot_be_timed_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_cpus", lambda: 2)
+    make_byte_model(tmp_path / "models" / "m").weights_path("bfloat16").touch()
+    assert doctor.find_threads(tmp_path, answers()) == doctor.Finding("threads", "good", "2, one for each core")
 
 
 def test_a_command_that_fails_or_is_not_there_has_no_output() -> None:
