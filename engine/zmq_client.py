@@ -80,7 +80,7 @@ class ZmqEngineClient:
         self._reason = "it has not been reached yet"
         self._last_step_id = 0
         self._context: zmq.asyncio.Context | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._connection: ZmqConnection | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -160,9 +160,9 @@ class ZmqEngineClient:
         self._send_bytes(encode(message))
 
     def _send_bytes(self, data: bytes) -> None:
-        """Never waits: SNDHWM is off for the DEALER. A message is short, and there are a few for each request."""
-        if self._socket is not None:
-            self._socket.send(data)
+        """Never waits: there is no limit for the DEALER. A message is short, there are a few for each request."""
+        if self._connection is not None:
+            self._connection.send(data)
 
     def _send_if_ready(self, message: PinTrunk | UnpinTrunk | SetTenants) -> None:
         if self._ready is not None:
@@ -198,19 +198,20 @@ class ZmqEngineClient:
         """From connecting to the loss of the connection. Raises ProtocolFault."""
         with ZmqConnection(context, self._address) as connection:
             await connection.connected()
-            self._socket, self._last_step_id = connection.socket, 0
+            self._connection, self._last_step_id = connection, 0
             tasks: set[asyncio.Task[None]] = set()
             try:
                 self._send(Hello())
                 tasks = {
                     asyncio.create_task(work, name="engine-connection")
-                    for work in (self._receive(connection.socket), connection.disconnected(), self._renew_lease())
+                    for work in (connection.receive(self._take), connection.disconnected(), self._renew_lease())
                 }
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                 # what came before the loss still counts: an answer that was complete stays complete
-                self._take_arrived(connection.socket)
+                for data in connection.take_arrived():
+                    self._take(data)
             except ProtocolFault:
                 self._abort_all()
                 raise
@@ -218,19 +219,8 @@ class ZmqEngineClient:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                self._socket = None
+                self._connection = None
             self._lose("its connection was lost")
-
-    async def _receive(self, dealer: zmq.asyncio.Socket) -> None:
-        while True:
-            await dealer.poll()  # for a message; and not recv: cancelled at the wrong moment it would lose a message
-            self._take_arrived(dealer)
-
-    def _take_arrived(self, dealer: zmq.asyncio.Socket) -> None:
-        """All that is there; a few messages, as the engine needs credit for more."""
-        plain: zmq.Socket[bytes] = zmq.Socket.shadow(dealer)
-        while plain.poll(0, zmq.POLLIN):
-            self._take(plain.recv(zmq.NOBLOCK))
 
     async def _renew_lease(self) -> None:
         while True:
