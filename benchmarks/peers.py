@@ -118,7 +118,9 @@ def _columns(found: Document) -> str:
 
 
 def _bar(name: str, value: float, limit: float | None) -> Document:
-    """More tokens a second are better, less of everything else."""
+    """More tokens a second are better, less of everything else. Without a limit there is nothing that could hold."""
+    if limit is None:
+        return {"value": round(value, 3)}
     return bar(value, at_least=limit) if name.endswith("tokens_per_s") else bar(value, at_most=limit)
 
 

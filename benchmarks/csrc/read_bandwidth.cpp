@@ -7,13 +7,20 @@
 
 typedef uint64_t Line __attribute__((vector_size(64)));
 
+static inline void ask_for(const Line* line) {
+#ifdef __x86_64__
+  asm volatile("prefetcht1 (%0)" ::"r"(line));  // gcc may drop the intrinsic
+#else
+  __builtin_prefetch(line, 0, 2);
+#endif
+}
+
 template <bool PREFETCHES>
 static uint64_t read(const Line* lines, size_t count, size_t ahead_lines) {
   Line sums[4] = {};
   for (size_t i = 0; i + 4 <= count; i += 4)
     for (size_t j = 0; j < 4; j++) {
-      // asm, as gcc may drop the intrinsic; asking beyond the buffer's end does no harm
-      if (PREFETCHES) asm volatile("prefetcht1 (%0)" ::"r"(lines + i + j + ahead_lines));
+      if (PREFETCHES) ask_for(lines + i + j + ahead_lines);  // beyond the buffer's end it does no harm
       sums[j] ^= lines[i + j];
     }
   const Line sum = sums[0] ^ sums[1] ^ sums[2] ^ sums[3];
