@@ -100,6 +100,11 @@ def kv_bytes_not_duplicated(stats: EngineStats, info: EngineInfo) -> int:
     return stats.not_duplicated_blocks * info.block_size * info.kv_bytes_per_token
 
 
+def kv_bytes_not_read(stats: EngineStats, info: EngineInfo) -> int:
+    """That attention would have read more in all steps if each sequence had read its blocks for itself."""
+    return stats.blocks_not_read * info.block_size * info.kv_bytes_per_token
+
+
 def slot_usage_ratio(stats: EngineStats) -> float:
     """KV slots that are there for a token, of all slots of the blocks that are held; 1 where none are."""
     return stats.slots_used / stats.slots_allocated if stats.slots_allocated else 1.0

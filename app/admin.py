@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from app.accounting import kv_bytes_not_duplicated, slot_usage_ratio, trunk_uses
+from app.accounting import kv_bytes_not_duplicated, kv_bytes_not_read, slot_usage_ratio, trunk_uses
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE
 from app.metrics import CONTENT_TYPE
@@ -99,6 +99,7 @@ def stats_object(stats: EngineStats, info: EngineInfo) -> dict[str, Any]:
             "ratio": slot_usage_ratio(stats),
         },
         "kv_bytes_not_duplicated": kv_bytes_not_duplicated(stats, info),
+        "kv_bytes_not_read": kv_bytes_not_read(stats, info),
         "host": msgspec.structs.asdict(stats.host),
         "trunks": [
             {

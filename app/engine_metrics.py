@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.accounting import kv_bytes_not_duplicated, slot_usage_ratio, trunk_uses
+from app.accounting import kv_bytes_not_duplicated, kv_bytes_not_read, slot_usage_ratio, trunk_uses
 from engine.protocol import EngineInfo, EngineStats
 
 
@@ -65,7 +65,7 @@ def _counters(stats: EngineStats, info: EngineInfo) -> Iterable[Metric]:
         "engine_steps": ("Steps", stats.steps),
         "kv_bytes_not_read": (
             "KV bytes that attention did not read because sequences that share blocks had them read once",
-            stats.blocks_not_read * info.block_size * info.kv_bytes_per_token,
+            kv_bytes_not_read(stats, info),
         ),
         "host_blocks_swapped_out": ("Blocks copied to the host tier", stats.host.swapped_out),
         "host_blocks_swapped_in": ("Blocks copied back from it", stats.host.swapped_in),

@@ -21,8 +21,8 @@ from kernels.interface import DecodeStep
 
 log = logging.getLogger(__name__)
 
-SIZES = [(1, tokens, readers) for tokens in (64, 192, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
-"""Nodes, tokens of each, which are whole blocks of any size, and readers of each."""
+SIZES = [(1, tokens, readers) for tokens in (16, 64, 192, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
+"""Nodes, tokens of each (filled up to whole blocks), readers of each. Short ones tell what a node costs at all."""
 OWN_TOKENS = 40
 """Of each row's tail."""
 BUDGET_S = 0.5
@@ -64,7 +64,8 @@ def measure_nodes(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape) -
     """
     bench = _Bench(decoder, config, kv_shape)
     timings = []
-    for size in SIZES:
+    for num_nodes, wanted_tokens, num_readers in SIZES:
+        size = num_nodes, -(-wanted_tokens // kv_shape.block_size) * kv_shape.block_size, num_readers
         attends = bench.prepare(*size, with_nodes=True), bench.prepare(*size, with_nodes=False)
         for attend in attends:  # the first time of each is no measure: memory is taken, caches are filled
             attend()

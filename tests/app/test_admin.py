@@ -45,7 +45,7 @@ async def test_stats_say_what_is_shared(tmp_path: Path) -> None:
         assert shown["saved"] == [{"tenant": "a", "assistant": None, "prompt_tokens": 9, "prefill_seconds": 0.0}]
         assert shown["host"] == {"total": 0, "used": 0, "swapped_out": 0, "swapped_in": 0}
         assert shown["slots"] == {"allocated": 0, "used": 0, "ratio": 1.0}
-        assert shown["kv_bytes_not_duplicated"] == 0
+        assert shown["kv_bytes_not_duplicated"] == shown["kv_bytes_not_read"] == 0
         assert shown["trunks"] == []
         assert [tenant["tenant"] for tenant in shown["tenants"]] in ([], ["a"])
         assert shown["engine"]["prefill_tokens_per_second"] is None

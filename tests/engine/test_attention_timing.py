@@ -56,7 +56,7 @@ def assert_cost(cost: NodeCost) -> None:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    return [record.getMessage() for record in caplog.records if record.name == attention_timing.__name__]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

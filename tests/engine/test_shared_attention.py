@@ -4,7 +4,7 @@ import pytest
 
 from engine.shared_attention import NodeCost, NodeTiming, fit_cost
 
-SIZES = [(1, tokens, readers) for tokens in (32, 128, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
+SIZES = [(1, tokens, readers) for tokens in (16, 64, 192, 512) for readers in (2, 8, 32)] + [(8, 64, 4)]
 
 
 def timings(read_s: float, merge_s: float, node_s: float, error: float = 0.0) -> list[NodeTiming]:
