@@ -36,7 +36,7 @@ void Decoder::attend_nodes(int thread, const LayerCache& cache, const TrunklineS
       for (int r = 0; r < num_readers; r++) gather(queries, plan_.first_rows[readers[r]], r * group_, task.kv_head);
     Span next{};
     if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, step, plan_.node_tasks[i + 1]);
-    piece.fill(node_span(cache, step, task), next);
+    piece.fill(node_span(cache, step, task), next, queries.num_rows);
     attend<false>(piece, task.first_token, queries, scale(), scratch, parts_[task.parts]);
   }
 }
@@ -62,7 +62,7 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
         next = run_span(cache, step, task, first + PIECE_TOKENS);
       else if (i + 1 < plan_.run_bounds[thread + 1])
         next = run_span(cache, step, plan_.run_tasks[i + 1], 0);
-      piece.fill(run_span(cache, step, task, first), next);
+      piece.fill(run_span(cache, step, task, first), next, queries.num_rows);
       attend<true>(piece, first, queries, scale(), scratch, parts);
     }
     for (int r = 0; r < queries.num_rows; r++) {

@@ -5,6 +5,11 @@
 
 #include "linear.h"
 #include "plan.h"
+#if HAS_TILES
+#include "tile_attention.h"
+#else
+#include "attention.h"
+#endif
 
 namespace trunkline {
 

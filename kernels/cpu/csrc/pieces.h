@@ -32,7 +32,7 @@ struct Span {
 
   // Calls body(token, key, value, count) for tokens [begin, end) of the span, by runs that lie side by side.
   template <class Body>
-  inline __attribute__((always_inline)) void for_runs(int begin, int end, Body&& body) const {
+  INLINE_METHOD void for_runs(int begin, int end, Body&& body) const {
     int block = (first + begin) / cache.block_size, offset = (first + begin) % cache.block_size;
     for (int token = begin; token < end; block++, offset = 0) {
       const int count = std::min(cache.block_size - offset, end - token);
@@ -41,16 +41,41 @@ struct Span {
       token += count;
     }
   }
+};
 
-  // Asks for K, or V, of 16 tokens.
-  template <bool VALUES>
-  void ask_for(int begin) const {
-    if (begin >= num_tokens) return;
-    for_runs(begin, std::min(begin + 16, num_tokens), [&](int, const Element* key, const Element* value, int count) {
-      const int num_bytes = count * cache.head_dim * int(sizeof(Element));
-      for (int i = 0; i < num_bytes; i += 64) prefetch((const char*)(VALUES ? value : key) + i);
-    });
+// Asks memory for a span's K, then V, a few lines at a time between other work: it takes no more at once than that.
+class Asking {
+ public:
+  // All of it in about so many steps, at least one; a span may be empty.
+  void begin(const Span& span, int num_steps) {
+    num_parts_ = part_ = 0;
+    if (span.num_tokens == 0) return;
+    int num_lines = 0;
+    for (size_t offset : {size_t(0), span.cache.values_offset})
+      span.for_runs(0, span.num_tokens, [&](int, const Element* key, const Element*, int count) {
+        const char* from = (const char*)(key + offset);
+        const char* end = from + count * span.cache.head_dim * sizeof(Element);
+        parts_[num_parts_++] = {from, end};
+        num_lines += (end - from + 63) / 64;
+      });
+    lines_per_step_ = (num_lines + num_steps - 1) / num_steps;
   }
+
+  INLINE_METHOD void step() {
+    for (int i = 0; i < lines_per_step_ && part_ < num_parts_; i++) {
+      Part& part = parts_[part_];
+      prefetch(part.from);
+      part.from += 64;
+      part_ += part.from >= part.end;
+    }
+  }
+
+ private:
+  struct Part {
+    const char *from, *end;
+  };
+  int num_parts_ = 0, part_ = 0, lines_per_step_ = 0;
+  Part parts_[2 * (PIECE_TOKENS + 1)];  // a block for each token at worst
 };
 
 #ifdef __AVX512F__
@@ -101,17 +126,34 @@ class Piece {
         key_depth_(padded_depth(head_dim)),
         num_value_panels_((head_dim + PANEL - 1) / PANEL) {}
 
+  void ask_ahead() { asking_.step(); }
+
   int num_tokens() const { return num_tokens_; }
   int num_key_panels() const { return (num_tokens_ + PANEL - 1) / PANEL; }
   int num_value_panels() const { return num_value_panels_; }
   int key_depth() const { return key_depth_; }
+#if HAS_TILES
+  // Keys of 16 tokens, `key_stride` words apart: where they lie or, if heads or blocks do not fit into tiles, copied and
+  // filled up with zeros. Behind the last token they may be anything.
+  const Word* key_rows(int first) const {
+    return reads_in_place_ ? (const Word*)keys_of_[first < num_tokens_ ? first : 0] : keys_ + size_t(first) * key_depth_;
+  }
+  int key_stride() const { return reads_in_place_ ? head_words_ : key_depth_; }
+#endif
   int value_depth() const { return round_up((num_tokens_ + WORD_ELEMENTS - 1) / WORD_ELEMENTS, VALUE_DEPTH_MULTIPLE); }
   const Word* key_panel(int i) const { return keys_ + size_t(i) * key_depth_ * PANEL; }
   const Word* value_panel(int i) const { return values_ + size_t(i) * (PIECE_TOKENS / WORD_ELEMENTS) * PANEL; }
 
-  // Takes the span's tokens; slots behind them are not read. Meanwhile memory is asked for `next`.
-  void fill(const Span& span, const Span& next) {
+  // Takes the span's tokens; slots behind them are not read. Meanwhile, and while num_rows rows attend to it, memory is
+  // asked for `next`.
+  void fill(const Span& span, const Span& next, int num_rows) {
     num_tokens_ = span.num_tokens;
+#if HAS_TILES
+    // for each 32 tokens two steps while values are filled in, two of weights for each 16 rows, one of scores for each 32
+    asking_.begin(next, (num_tokens_ + 31) / 32 * (2 + 5 * ((num_rows + TILE_ROWS - 1) / TILE_ROWS) / 2));
+#else
+    asking_.begin(next, 2 * ((num_tokens_ + 15) / 16));
+#endif
     span.for_runs(0, num_tokens_, [&](int token, const Element* key, const Element* value, int count) {
       for (int i = 0; i < count; i++) {
         keys_of_[token + i] = key + i * head_dim_;
@@ -119,17 +161,30 @@ class Piece {
       }
     });
     for (int i = num_tokens_; i < round_up(num_tokens_, PANEL); i++) keys_of_[i] = values_of_[i] = ZEROS;
+#if HAS_TILES
+    reads_in_place_ = head_words_ % TILE_WORDS == 0 && span.cache.block_size % TILE_ROWS == 0;
+    if (!reads_in_place_)
+      for (int i = 0; i < round_up(num_tokens_, PANEL); i++) copy_key(i);
+#else
     for (int i = 0; i < num_tokens_; i += 16) {
-      next.ask_for<false>(i);
+      ask_ahead();
       fill_keys(i);
     }
+#endif
     for (int i = 0; i < value_depth(); i++) {
-      if (i % (16 / WORD_ELEMENTS) == 0) next.ask_for<true>(i * WORD_ELEMENTS);
+      if (i % (16 / WORD_ELEMENTS) == 0) ask_ahead();
       fill_values(i);
     }
   }
 
  private:
+#if HAS_TILES
+  void copy_key(int token) {
+    Word* to = keys_ + size_t(token) * key_depth_;
+    memcpy(to, keys_of_[token], head_words_ * sizeof(Word));
+    memset(to + head_words_, 0, (key_depth_ - head_words_) * sizeof(Word));
+  }
+#else
   // 16 columns of a key panel
   void fill_keys(int first) {
     Word* panel = keys_ + size_t(first / PANEL) * key_depth_ * PANEL + first % PANEL;
@@ -155,6 +210,7 @@ class Piece {
     }
 #endif
   }
+#endif
 
   // Word i of every column: a token's values, or those of two tokens interleaved
   void fill_values(int i) {
@@ -182,10 +238,14 @@ class Piece {
     }
   }
 
-  Word* keys_;    // [8 panels][key_depth][32]
+  Word* keys_;    // [8 panels][key_depth][32], or [256][key_depth]
   Word* values_;  // [num_value_panels][256 / WORD_ELEMENTS][32]
   const int head_dim_, head_words_, key_depth_, num_value_panels_;
   int num_tokens_ = 0;
+  Asking asking_;
+#if HAS_TILES
+  bool reads_in_place_ = false;
+#endif
   const Element* keys_of_[PIECE_TOKENS];  // of each token; zeros behind the last
   const Element* values_of_[PIECE_TOKENS];
 };

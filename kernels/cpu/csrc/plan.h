@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "attention.h"
 #include "interface.h"
+#include "parts.h"
 
 namespace trunkline {
 

@@ -15,6 +15,7 @@
 namespace trunkline {
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_METHOD inline __attribute__((always_inline))
 
 #if ELEMENT_IS_BF16
 using Element = uint16_t;  // bf16 bits
@@ -41,6 +42,13 @@ typedef uint32_t Word __attribute__((may_alias, aligned(2)));
 INLINE Floats load(const float* p) { return *(const UnalignedFloats*)p; }
 INLINE void store(float* p, Floats x) { *(UnalignedFloats*)p = x; }
 INLINE Words load_words(const Word* p) { return *(const UnalignedWords*)p; }
+INLINE void store_first(float* p, Floats x, int count) {
+#ifdef __AVX512F__
+  _mm512_mask_storeu_ps(p, (1u << count) - 1, (__m512)x);
+#else
+  for (int i = 0; i < count; i++) p[i] = x[i];
+#endif
+}
 INLINE Floats all(float x) { return x - Floats{}; }
 INLINE Words all_words(uint32_t x) { return x - Words{}; }
 
@@ -52,7 +60,13 @@ INLINE Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Floats larger(Floats a, Floats b) {
+#ifdef __AVX512F__
+  return (Floats)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return (Floats)_mm256_max_ps((__m256)a, (__m256)b);
+#endif
+}
 
 // In a fixed order, so that a sum has the same bits wherever it is taken.
 INLINE float sum(Floats x) {
@@ -75,12 +89,11 @@ INLINE float largest(Floats x) {
 #endif
 }
 
-// 2^x for x <= 127, to 2 parts in 10^7, or 4 in 10^5 where results are rounded to bf16; exactly 0 below -126, so that
-// what is masked does not count at all.
+// 2^x for x <= 127, to 2 parts in 10^7, or 4 in 10^5 where results are rounded to bf16; exactly 0 for what is masked, so
+// that it does not count at all.
 INLINE Floats exp2(Floats x) {
   const Floats round = all(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  Floats shifted = x + round;
-  Floats f = x - (shifted - round);
+  const Floats shifted = x + round, whole = shifted - round, f = x - whole;
 #if ELEMENT_IS_BF16
   Floats p = all(9.6181291e-3f);
 #else
@@ -91,8 +104,12 @@ INLINE Floats exp2(Floats x) {
   p = fma(p, f, all(2.4022651e-1f));
   p = fma(p, f, all(6.9314718e-1f));
   p = fma(p, f, all(1.f));
-  Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
+#ifdef __AVX512F__
+  return (Floats)_mm512_scalef_ps((__m512)p, (__m512)whole);
+#else
+  const Floats y = (Floats)((Ints)p + ((Ints)shifted << 23));
   return x < -126.f ? Floats{} : y;
+#endif
 }
 
 #if ELEMENT_IS_BF16
