@@ -13,8 +13,8 @@ void Decoder::gather(const Queries& queries, int from, int to, int kv_head) cons
   }
 }
 
-static Span node_span(const LayerCache& cache, const TrunklineStep& step, const NodeTask& task) {
-  return {cache, task.kv_head, step.block_ids + step.node_tables[task.node], task.first_token, task.num_tokens};
+static Span node_span(const LayerCache& cache, const NodeTask& task) {
+  return {cache, task.kv_head, task.table, task.first_token, task.num_tokens};
 }
 
 static Span run_span(const LayerCache& cache, const TrunklineStep& step, const RunTask& task, int first) {
@@ -23,20 +23,19 @@ static Span run_span(const LayerCache& cache, const TrunklineStep& step, const R
           std::min(PIECE_TOKENS, num_tokens - first)};
 }
 
-void Decoder::attend_nodes(int thread, const LayerCache& cache, const TrunklineStep& step) const {
+void Decoder::attend_nodes(int thread, const LayerCache& cache) const {
   const AttentionScratch& scratch = scratch_[thread];
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
   const int first_task = plan_.node_bounds[thread];
   for (int i = first_task; i < plan_.node_bounds[thread + 1]; i++) {
     const NodeTask& task = plan_.node_tasks[i];
-    const int32_t* readers = step.readers + step.node_readers[task.node];
-    const int num_readers = step.node_readers[task.node + 1] - step.node_readers[task.node];
-    Queries queries{scratch.queries, padded_stride(shape_.head_dim), num_readers * group_, group_, 1 << 30};
-    if (i == first_task || plan_.node_tasks[i - 1].node != task.node || plan_.node_tasks[i - 1].kv_head != task.kv_head)
-      for (int r = 0; r < num_readers; r++) gather(queries, plan_.first_rows[readers[r]], r * group_, task.kv_head);
+    Queries queries{scratch.queries, padded_stride(shape_.head_dim), task.num_rows * group_, group_, 1 << 30};
+    const NodeTask* before = i > first_task ? &plan_.node_tasks[i - 1] : nullptr;
+    if (!before || before->table != task.table || before->kv_head != task.kv_head)
+      for (int r = 0; r < task.num_rows; r++) gather(queries, task.rows[r], r * group_, task.kv_head);
     Span next{};
-    if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, step, plan_.node_tasks[i + 1]);
-    piece.fill(node_span(cache, step, task), next, queries.num_rows);
+    if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, plan_.node_tasks[i + 1]);
+    piece.fill(node_span(cache, task), next, queries.num_rows);
     attend<false>(piece, task.first_token, queries, scale(), scratch, parts_[task.parts]);
   }
 }
@@ -55,13 +54,14 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
     parts.clear(queries.num_rows);
     for (const Share* share = plan_.shares_begin(task.run); share != plan_.shares_end(task.run); share++)
       for (int p = 0; p < share->num_pieces; p++)
-        parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_pieces + p], share->reader * group_, group_);
-    for (int first = 0; first < num_tokens; first += PIECE_TOKENS) {
+        parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_pieces + p],
+                    (share->reader + task.first_row) * group_, queries.num_rows);
+    for (int first = plan_.apart_tokens[task.run]; first < num_tokens; first += PIECE_TOKENS) {
       Span next{};
       if (first + PIECE_TOKENS < num_tokens)
         next = run_span(cache, step, task, first + PIECE_TOKENS);
       else if (i + 1 < plan_.run_bounds[thread + 1])
-        next = run_span(cache, step, plan_.run_tasks[i + 1], 0);
+        next = run_span(cache, step, plan_.run_tasks[i + 1], plan_.apart_tokens[plan_.run_tasks[i + 1].run]);
       piece.fill(run_span(cache, step, task, first), next, queries.num_rows);
       attend<true>(piece, first, queries, scale(), scratch, parts);
     }
@@ -82,7 +82,7 @@ void Decoder::attention(int layer, const TrunklineStep& step, const Element* q, 
   for (int row = 0; row < step.num_rows; row++)
     memcpy(queries_.row(row), q + size_t(row) * size, size * sizeof(Element));
   run([&](int thread) {
-    attend_nodes(thread, cache(step, layer), step);
+    attend_nodes(thread, cache(step, layer));
     threads_.barrier();
     attend_runs(thread, cache(step, layer), step);
   });

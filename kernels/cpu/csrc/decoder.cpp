@@ -142,8 +142,8 @@ void Decoder::run_layer(int thread, int index, const TrunklineStep& step, float*
   const auto mine = threads_.share(thread, num_rows);
   for (int row = mine.begin; row < mine.end; row++) rotate_row(layer, cache, step, row);
   threads_.barrier();
-  if (step.num_nodes) {
-    attend_nodes(thread, cache, step);
+  if (!plan_.node_tasks.empty()) {
+    attend_nodes(thread, cache);
     threads_.barrier();
   }
   attend_runs(thread, cache, step);

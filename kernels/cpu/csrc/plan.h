@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "interface.h"
@@ -9,11 +10,13 @@
 
 namespace trunkline {
 
-// One piece of a node for one KV head and all of the node's readers. It keeps a part of its own: a row merges the parts of
+// One piece of a node for one KV head and all of the node's rows. It keeps a part of its own: a row merges the parts of
 // its nodes from left to right, as it does with the pieces of its own tokens, so that shared and unshared pieces that are
 // cut at the same tokens give the same bits, and the number of threads does not count.
 struct NodeTask {
-  int node, kv_head;
+  const int32_t* table;
+  const int32_t* rows;
+  int num_rows, kv_head;
   int first_token, num_tokens;
   int parts;  // index
 };
@@ -27,7 +30,7 @@ struct RunTask {
 // Parts of a node that a run has to merge.
 struct Share {
   int first_parts, num_pieces;  // parts of head h, piece p: first_parts + h * num_pieces + p
-  int reader;                  // the run's place among the node's readers
+  int reader;                  // the place of the run's first row among the node's rows
 };
 
 class Plan {
@@ -37,6 +40,7 @@ class Plan {
   std::vector<int> node_bounds, run_bounds;  // [threads + 1]: which tasks are a thread's
   std::vector<int> first_rows;               // [num_runs]: of all the rows of the step
   std::vector<int> part_rows;                // rows of each parts
+  std::vector<int> apart_tokens;             // [num_runs]: its first tokens, which are read like a node's
   int max_query_rows = 1;
 
   const Share* shares_begin(int run) const { return shares_.data() + share_offsets_[run]; }
@@ -44,6 +48,21 @@ class Plan {
 
   void make(const TrunklineStep& step, const TrunklineShape& shape) {
     group_ = shape.num_heads / shape.num_kv_heads;
+    first_rows.clear();
+    int num_rows = 0, num_run_tasks = 0;
+    for (int run = 0; run < step.num_runs; run++) {
+      first_rows.push_back(num_rows);
+      num_rows += step.run_rows[run];
+      num_run_tasks += num_parts(step.run_rows[run]) * shape.num_kv_heads;
+    }
+    rows_.resize(num_rows);
+    std::iota(rows_.begin(), rows_.end(), 0);
+    // few tasks cannot be dealt out evenly: what all rows of a run see is cut into pieces
+    apart_tokens.assign(step.num_runs, 0);
+    if (num_run_tasks < MANY_TASKS * shape.num_threads)
+      for (int run = 0; run < step.num_runs; run++)
+        if (num_parts(step.run_rows[run]) == 1)
+          apart_tokens[run] = (step.run_tokens[run] - step.run_rows[run]) / PIECE_TOKENS * PIECE_TOKENS;
     make_node_tasks(step, shape);
     make_run_tasks(step, shape);
   }
@@ -58,18 +77,17 @@ class Plan {
     for (int node = 0; node < step.num_nodes; node++) {
       const int num_tokens = (step.node_tables[node + 1] - step.node_tables[node]) * shape.block_size;
       const int num_readers = step.node_readers[node + 1] - step.node_readers[node];
-      const int pieces = (num_tokens + PIECE_TOKENS - 1) / PIECE_TOKENS;
       for (int i = 0; i < num_readers; i++)
-        of_run[step.readers[step.node_readers[node] + i]].push_back({int(part_rows.size()), pieces, i});
-      for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++)
-        for (int piece = 0; piece < pieces; piece++) {
-          const int first = piece * PIECE_TOKENS;
-          const int count = std::min(PIECE_TOKENS, num_tokens - first);
-          node_tasks.push_back({node, kv_head, first, count, int(part_rows.size())});
-          part_rows.push_back(num_readers * group_);
-          costs.push_back(long(count) * (FILL_COST + num_readers * group_));
-        }
+        of_run[step.readers[step.node_readers[node] + i]].push_back({int(part_rows.size()), num_pieces(num_tokens), i});
+      add_node(step.block_ids + step.node_tables[node], num_tokens, step.readers + step.node_readers[node], num_readers,
+               shape.num_kv_heads, costs);
     }
+    for (int run = 0; run < step.num_runs; run++)
+      if (apart_tokens[run]) {
+        of_run[run].push_back({int(part_rows.size()), num_pieces(apart_tokens[run]), 0});
+        add_node(step.block_ids + step.run_tables[run], apart_tokens[run], &rows_[first_rows[run]], step.run_rows[run],
+                 shape.num_kv_heads, costs);
+      }
     share_offsets_.assign(1, 0);
     for (const auto& shares : of_run) {
       shares_.insert(shares_.end(), shares.begin(), shares.end());
@@ -78,23 +96,35 @@ class Plan {
     node_bounds = split(costs, shape.num_threads);
   }
 
+  static int num_pieces(int num_tokens) { return (num_tokens + PIECE_TOKENS - 1) / PIECE_TOKENS; }
+
+  void add_node(const int32_t* table, int num_tokens, const int32_t* rows, int num_rows, int num_kv_heads,
+                std::vector<long>& costs) {
+    for (int kv_head = 0; kv_head < num_kv_heads; kv_head++)
+      for (int first = 0; first < num_tokens; first += PIECE_TOKENS) {
+        const int count = std::min(PIECE_TOKENS, num_tokens - first);
+        node_tasks.push_back({table, rows, num_rows, kv_head, first, count, int(part_rows.size())});
+        part_rows.push_back(num_rows * group_);
+        costs.push_back(long(count) * (FILL_COST + num_rows * group_));
+      }
+  }
+
+  // Enough rows at once to make filling a piece pay.
+  int num_parts(int num_rows) const {
+    const int rows_at_once = std::max(16, 96 / group_);
+    return (num_rows + rows_at_once - 1) / rows_at_once;
+  }
+
   void make_run_tasks(const TrunklineStep& step, const TrunklineShape& shape) {
     run_tasks.clear();
-    first_rows.clear();
     std::vector<long> costs;
-    // enough rows to make filling a piece pay
-    const int rows_at_once = std::max(16, 96 / group_);
     max_query_rows = group_;
-    int row = 0;
     for (int run = 0; run < step.num_runs; run++) {
-      const int rows = step.run_rows[run];
-      first_rows.push_back(row);
-      row += rows;
-      const int parts = (rows + rows_at_once - 1) / rows_at_once;
+      const int rows = step.run_rows[run], parts = num_parts(rows);
       for (int i = 0; i < parts; i++)
         for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++) {
           const int first = int(long(rows) * i / parts), count = int(long(rows) * (i + 1) / parts) - first;
-          const int num_seen = step.run_tokens[run] - (rows - first - count);
+          const int num_seen = step.run_tokens[run] - (rows - first - count) - apart_tokens[run];
           run_tasks.push_back({run, kv_head, first, count});
           costs.push_back(long(num_seen) * (FILL_COST + count * group_) + TASK_COST);
           max_query_rows = std::max(max_query_rows, count * group_);
@@ -123,10 +153,12 @@ class Plan {
   // In units of one token seen by one query row.
   static constexpr int FILL_COST = 6;
   static constexpr int TASK_COST = 200;
+  static constexpr int MANY_TASKS = 8;  // for each thread
 
   int group_ = 1;
   std::vector<Share> shares_;
   std::vector<int> share_offsets_;
+  std::vector<int32_t> rows_;  // 0, 1, ...
 };
 
 }  // namespace trunkline
