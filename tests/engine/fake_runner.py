@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
+from typing import Literal
 from zlib import crc32
 
 from engine.config import EngineConfig
@@ -109,6 +110,8 @@ class Bench:
         pin_budget: float = 0.2,
         num_host_blocks: int = 0,
         swap_time: SwapTime = FREE,
+        shared_attention: Literal["auto", "always", "never"] = "always",
+        deterministic: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.info = EngineInfo(
@@ -129,7 +132,8 @@ class Bench:
             max_waiting=max_waiting,
             enable_prefix_caching=enable_prefix_caching,
             pin_budget=pin_budget,
-            shared_attention="always",
+            shared_attention=shared_attention,
+            deterministic=deterministic,
             check_kv=True,
         )
         self.runner = FakeRunner(self.info)

@@ -2,8 +2,10 @@
 
 import pytest
 
+from engine import scheduler
 from engine.admission import MAX_BYPASSES
 from engine.errors import EngineError
+from engine.forest import find_shared_nodes
 from engine.kv_cache_manager import KVCacheManager
 from engine.protocol import END, ErrorInfo, FinishReason, Scope
 from engine.scheduled_batch import BlockCopy, SampledToken, StepResult
@@ -97,6 +99,48 @@ def test_decode_rows_come_with_the_blocks_they_share():
     [node] = bench.runner.batches[-1].nodes
     assert bench.runner.rows[-1] == [("b", 1), ("c", 1)]
     assert (node.block_ids, node.rows) == ((1, 2, 3, 4), (0, 1))
+
+
+def test_shared_blocks_are_looked_for_only_when_a_row_joins_or_leaves(monkeypatch):
+    """Rows fill blocks of their own meanwhile, and what was found still holds: the fake runner checks nodes."""
+    looked = []
+    monkeypatch.setattr(scheduler, "find_shared_nodes", lambda *args: looked.append(args) or find_shared_nodes(*args))
+    bench = Bench(40)
+    trunk = ids(0, 34)
+    bench.add("a", [*trunk, 901], 40)
+    bench.step()
+    bench.add("b", [*trunk, 902], 40)
+    bench.step(2)
+    looked.clear()
+    bench.step(20)
+    assert looked == []
+    assert bench.core.stats().blocks_not_read == 21 * 4
+    bench.add("c", [*trunk, 903], 40)
+    bench.step(2)
+    assert len(looked) == 1
+    bench.step(5)
+    bench.core.abort(["a"])
+    bench.step()
+    assert len(looked) == 2
+
+
+def test_never_reads_every_block_for_each_row():
+    bench = Bench(40, shared_attention="never")
+    for name in ("a", "b"):
+        bench.add(name, [*ids(0, 34), 901], 10)
+    bench.run()
+    assert all(batch.nodes == () for batch in bench.runner.batches)
+    assert bench.core.stats().blocks_not_read == 0
+
+
+def test_deterministic_nodes_are_whole_pieces_of_256_tokens():
+    bench = Bench(100, max_num_batched_tokens=1000, deterministic=True)
+    for name in ("a", "b"):
+        bench.add(name, ids(0, 540), 10)
+        bench.step()
+    bench.step()
+    [node] = bench.runner.batches[-1].nodes
+    assert len(node.block_ids) * 8 == 512
 
 
 # ---- the prefix cache
