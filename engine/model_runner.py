@@ -13,11 +13,13 @@ from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
 from engine.models.choose import choose_decoder, find_kernels_dir
 from engine.models.fingerprint import resolve_dtype
+from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
-from engine.sampler import Sampler
-from engine.scheduled_batch import BlockCopy, ScheduledBatch, StepResult, Transfers
+from engine.sampler import Sampler, not_finite
+from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, StepResult, Transfers
+from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
@@ -91,11 +93,18 @@ class ModelRunner:
         tokens = []
         if tensors.sampled:
             rows = hidden if tensors.sample_rows is None else hidden[tensors.sample_rows]
-            tokens = self._sampler.sample(self._decoder.logits(rows), tensors.sampled)
+            tokens = self._draw(rows, tensors.sampled)
         prompt_logprobs = {
             rows.sequence.request_id: self._prompt_logprobs(hidden, rows) for rows in tensors.prompt_rows
         }
         return StepResult(tokens, prompt_logprobs)
+
+    def _draw(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
+        if isinstance(self._decoder, PackedDecoder) and self._sampler.takes_largest(sequences):
+            ids = self._decoder.greedy(hidden)
+            pairs = zip(ids, sequences, strict=True)
+            return [SampledToken(token_id) if token_id >= 0 else not_finite(sequence) for token_id, sequence in pairs]
+        return self._sampler.sample(self._decoder.logits(hidden), sequences)
 
     @torch.inference_mode()
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:

@@ -45,6 +45,11 @@ class Sampler:
         self._cpu_draw = CpuDraw()
         self._kinds = _Kinds.of([])
 
+    def takes_largest(self, sequences: list[Sequence]) -> bool:
+        """Whether every row's token is its largest logit, and nothing else of the logits is asked for."""
+        kinds = self._kinds_of(sequences)
+        return not (kinds.random or kinds.adjustable or kinds.with_logprobs)
+
     def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         """logits: fp32 [len(sequences), vocab_size], changed in place. A list that comes again must not have changed.
 
@@ -52,9 +57,7 @@ class Sampler:
         """
         if not sequences:
             return []
-        kinds = self._kinds
-        if kinds.sequences is not sequences:
-            kinds = self._kinds = _Kinds.of(sequences)
+        kinds = self._kinds_of(sequences)
         # penalties write into the logits, so what they must not change is copied first
         raw = logits[kinds.with_logprobs] if kinds.with_logprobs else None
         for row in kinds.adjustable:
@@ -72,9 +75,13 @@ class Sampler:
         if not all(is_finite):
             for row, sequence in enumerate(sequences):
                 if not is_finite[row]:
-                    fault = f"the largest logit at position {sequence.num_tokens} is not finite"
-                    tokens[row] = SampledToken(0, fault=fault)
+                    tokens[row] = not_finite(sequence)
         return tokens
+
+    def _kinds_of(self, sequences: list[Sequence]) -> _Kinds:
+        if self._kinds.sequences is not sequences:
+            self._kinds = _Kinds.of(sequences)
+        return self._kinds
 
     def _draw_rows(self, logits: Floats, kinds: _Kinds) -> tuple[list[int], list[bool]]:
         """Ids drawn, and whether the largest value is finite."""
@@ -104,3 +111,8 @@ class Sampler:
             ids[rows] = device_draw.draw(logits[rows], best[rows], params, self._noise.of(sequences))
         finite, drawn = torch.stack((is_finite.long(), ids)).tolist()
         return drawn, [bool(x) for x in finite]
+
+
+def not_finite(sequence: Sequence) -> SampledToken:
+    """In place of a token where there is no largest logit."""
+    return SampledToken(0, fault=f"the largest logit at position {sequence.num_tokens} is not finite")

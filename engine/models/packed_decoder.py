@@ -6,6 +6,7 @@ hand a matrix to the next product.
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engine.models.rope import rope_table
@@ -135,3 +136,11 @@ class PackedDecoder:
             self._logits = torch.empty(num_rows, self.config.vocab_size, dtype=torch.float32)
         self._native.logits(hidden.data_ptr(), num_rows, self._logits.data_ptr())
         return self._logits[:num_rows]
+
+    def greedy(self, hidden: torch.Tensor) -> list[int]:
+        """As `logits`, but only the id of each row's largest; -1 where it is not finite."""
+        hidden = hidden.contiguous()
+        ids = np.empty(hidden.shape[0], dtype=np.int32)
+        self._native.greedy(hidden.data_ptr(), len(ids), ids.ctypes.data)
+        drawn: list[int] = ids.tolist()
+        return drawn

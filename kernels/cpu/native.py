@@ -159,6 +159,7 @@ class NativeLibrary:
             "set_layer": [_POINTER, _INT, _POINTER],
             "forward": [_POINTER, _POINTER, _POINTER],
             "logits": [_POINTER, _POINTER, _INT, _POINTER],
+            "greedy": [_POINTER, _POINTER, _INT, _POINTER],
             "attention": [_POINTER, _INT, _POINTER, _POINTER, _POINTER],
             "linear": [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER],
         }.items():
@@ -230,6 +231,10 @@ class NativeDecoder:
     def logits(self, residual: int, num_rows: int, logits: int) -> None:
         """logits: fp32 [rows, vocab_size]."""
         self._check(self._functions.trunkline_logits(self._handle, residual, num_rows, logits))
+
+    def greedy(self, residual: int, num_rows: int, ids: int) -> None:
+        """ids: int32 [rows], of each row's largest logit, the least of equal ones; -1 if it is not finite."""
+        self._check(self._functions.trunkline_greedy(self._handle, residual, num_rows, ids))
 
     def attention(self, layer: int, arrays: StepArrays, kv: int, num_blocks: int, q: int, out: int) -> None:
         """q, out: [rows, num_heads * head_dim]; K and V are written already."""

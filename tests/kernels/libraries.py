@@ -47,6 +47,7 @@ def decoder(
     head_dim: int = 16,
     intermediate_size: int = 16,
     block_size: int = 16,
+    vocab_size: int = 32,
 ) -> NativeDecoder:
     """One layer without weights yet."""
     shape = DecoderShape(
@@ -56,7 +57,7 @@ def decoder(
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         intermediate_size=intermediate_size,
-        vocab_size=32,
+        vocab_size=vocab_size,
         rms_norm_eps=1e-5,
         block_size=block_size,
     )

@@ -197,6 +197,47 @@ void Decoder::logits(const float* residual, int num_rows, float* logits) {
   });
 }
 
+// The largest of a row's columns seen so far by one thread.
+struct Largest {
+  float value = -INFINITY;
+  int id = -1;
+  bool has_nan = false;
+
+  void take(const float* columns, int count, int first_id) {
+    for (int i = 0; i < count; i += LANES) {
+      const Floats x = load(columns + i);
+      has_nan |= any_nan(x);
+      if (count - i >= LANES && !(largest(x) > value)) continue;
+      for (int j = i; j < std::min(count, i + LANES); j++)
+        if (columns[j] > value) value = columns[j], id = first_id + j;
+    }
+  }
+};
+
+void Decoder::greedy(const float* residual, int num_rows, int32_t* ids) {
+  reserve(num_rows);
+  std::vector<Largest> found(size_t(shape_.num_threads) * num_rows);
+  run([&](int thread) {
+    norm_rows(thread, residual, num_rows, norm_);
+    threads_.barrier();
+    Largest* mine = &found[size_t(thread) * num_rows];
+    head_.run(threads_, thread, normed_.words, normed_.stride, num_rows,
+              [&](int panel, int first, int count, const float* c) {
+                const int left = std::min(PANEL, shape_.vocab_size - panel * PANEL);
+                for (int r = 0; r < count; r++) mine[first + r].take(c + r * PANEL, left, panel * PANEL);
+              });
+  });
+  for (int row = 0; row < num_rows; row++) {
+    Largest best;
+    for (int thread = 0; thread < shape_.num_threads; thread++) {
+      const Largest& other = found[size_t(thread) * num_rows + row];
+      best.has_nan |= other.has_nan;
+      if (other.value > best.value) best.value = other.value, best.id = other.id;
+    }
+    ids[row] = best.has_nan || !std::isfinite(best.value) ? -1 : best.id;
+  }
+}
+
 void Decoder::linear(int index, int which, const Element* x, int num_rows, float* out) {
   const Layer& layer = layers_[index];
   const Linear& linear = which == 0 ? layer.qkv : which == 1 ? layer.o : which == 2 ? layer.gate_up : layer.down;

@@ -45,6 +45,10 @@ class Decoder {
   // logits [num_rows][vocab] of rows of a residual stream, [num_rows][hidden].
   void logits(const float* residual, int num_rows, float* logits);
 
+  // The id of each row's largest logit, the least of equal ones, without writing logits; -1 if a row has none that is a
+  // finite number.
+  void greedy(const float* residual, int num_rows, int32_t* ids);
+
   // Attention of one layer alone: q and out [num_rows][num_heads * head_dim], K and V written already.
   void attention(int layer, const TrunklineStep& step, const Element* q, Element* out);
 

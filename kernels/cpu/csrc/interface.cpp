@@ -37,6 +37,9 @@ int trunkline_forward(void* decoder, const TrunklineStep* step, float* residual)
 int trunkline_logits(void* decoder, const float* residual, int num_rows, float* logits) {
   return guarded([&] { ((Decoder*)decoder)->logits(residual, num_rows, logits); });
 }
+int trunkline_greedy(void* decoder, const float* residual, int num_rows, int32_t* ids) {
+  return guarded([&] { ((Decoder*)decoder)->greedy(residual, num_rows, ids); });
+}
 int trunkline_attention(void* decoder, int layer, const TrunklineStep* step, const void* q, void* out) {
   return guarded([&] { ((Decoder*)decoder)->attention(layer, *step, (const Element*)q, (Element*)out); });
 }

@@ -89,6 +89,14 @@ INLINE float largest(Floats x) {
 #endif
 }
 
+INLINE bool any_nan(Floats x) {
+#ifdef __AVX512F__
+  return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+#else
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q));
+#endif
+}
+
 // 2^x for x <= 127, to 2 parts in 10^7, or 4 in 10^5 where results are rounded to bf16; exactly 0 for what is masked, so
 // that it does not count at all.
 INLINE Floats exp2(Floats x) {
