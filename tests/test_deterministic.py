@@ -86,6 +86,8 @@ class Listener:
             return sample(logits, sequences)
 
         self._runner._sampler.sample = listen  # type: ignore[method-assign]
+        # greedy rows would take the largest without that logits are written
+        self._runner._sampler.takes_largest = lambda sequences: False  # type: ignore[method-assign]
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         self.most_nodes = max(self.most_nodes, len(batch.nodes))
