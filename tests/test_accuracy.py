@@ -3,7 +3,6 @@ Hugging Face's bf16 does, and gives it no less likely probabilities."""
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from benchmarks.hf_model import load_hf_model
@@ -35,7 +34,6 @@ def divergence(logits: torch.Tensor, exact: torch.Tensor) -> float:
     return (theirs.exp() * (theirs - ours)).sum(-1).mean().item()
 
 
-@pytest.mark.slow
 def test_bf16_is_as_near_to_fp32_as_that_of_transformers(
     demo_model: PreparedModel, demo_model_fp32: PreparedModel
 ) -> None:

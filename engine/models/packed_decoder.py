@@ -110,6 +110,11 @@ class PackedDecoder:
     ) -> torch.Tensor:
         """As `Decoder.forward`; the residual stream behind the last layer, or behind `num_layers`."""
         num_rows = len(token_ids)
+        self._assert_layout(kv, self._native.shape.num_layers)
+        for numbers in (token_ids, positions):
+            assert numbers.shape == (num_rows,)
+            assert numbers.dtype == np.int32
+            assert numbers.flags.c_contiguous
         if num_rows > self._residual.shape[0]:
             self._residual = torch.empty(num_rows, self.config.hidden_size, dtype=torch.float32)
         self._native.forward(
@@ -126,7 +131,21 @@ class PackedDecoder:
     def decode_attention(
         self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: StepArrays, out: torch.Tensor
     ) -> None:
+        self._assert_layout(kv, kv.shape[0])
+        assert layer < kv.shape[0]
+        assert q.dtype == out.dtype == self.dtype
+        assert q.shape == out.shape
+        assert q.is_contiguous()
+        assert out.is_contiguous()
         self._native.attention(layer, plan, kv.data_ptr(), kv.shape[2], q.data_ptr(), out.data_ptr())
+
+    def _assert_layout(self, kv: torch.Tensor, num_layers: int) -> None:
+        """Addresses are all that the C++ side gets."""
+        shape = self._native.shape
+        assert kv.shape[:2] == (num_layers, 2)
+        assert kv.shape[3:] == (shape.num_kv_heads, shape.block_size, shape.head_dim)
+        assert kv.dtype == self.dtype
+        assert kv.is_contiguous()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned. fp32 [rows, vocab_size], valid until the next call."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,3 +141,20 @@ def test_a_row_has_the_same_bits_alone_and_in_company(model: tuple[PreparedModel
     for i in range(6):
         assert torch.equal(logits([i])[0], together[i])
     assert torch.equal(logits([4, 2]), together[[4, 2]])
+
+
+def test_what_is_not_laid_out_as_the_c_plus_plus_side_reads_it_is_an_assertion(
+    model: tuple[PreparedModel, str],
+) -> None:
+    runner = runner_of(model)
+    driver = RunnerDriver(runner)
+    tensors = BatchTensors.build(driver.batch([(driver.sequence(ids(1, 4)), 4)]), 16)
+    packed = runner._decoder
+    plan = packed.plan(tensors.attention, runner._kv_shape)
+    token_ids, kv = tensors.token_ids, runner._kv
+    for wrong in (token_ids.astype(np.int64), np.repeat(token_ids, 2)[::2], token_ids[:3]):
+        with pytest.raises(AssertionError):
+            packed.forward(wrong, tensors.positions, kv, plan, 0)
+    for wrong_kv in (kv[:1], kv.half(), kv.mT.contiguous().mT):
+        with pytest.raises(AssertionError):
+            packed.forward(token_ids, tensors.positions, wrong_kv, plan, 0)
