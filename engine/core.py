@@ -217,12 +217,23 @@ class EngineCore:
     def _make_sequence(self, request: AddRequest) -> Sequence:
         """Raises RequestError for what should not have been sent and for what could never be served."""
         info, params, prompt_ids = self.info, request.params, request.prompt_ids
-        if self.scheduler.fair_share.count_waiting(request.tenant) >= self._max_waiting:
+        is_new = not request.output_ids  # one that had its place already is not turned away for want of it
+        if is_new and self.scheduler.fair_share.count_waiting(request.tenant) >= self._max_waiting:
             raise Overloaded(self._max_waiting)
         if request.request_id in self.scheduler:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         self._check_prompt(prompt_ids, request.scopes)
         params.validate(info.vocab_size)
+        max_output_tokens = self._find_max_output_tokens(
+            len(prompt_ids), params.max_tokens, self._find_limits(request.tenant, request.scopes)
+        )
+        if not is_new:
+            self._check_ids(request.output_ids, "output_ids")
+            if len(request.output_ids) >= max_output_tokens:
+                raise InvalidRequest(
+                    f"of {max_output_tokens} output tokens {len(request.output_ids)} are there: nothing is to be added",
+                    param="output_ids",
+                )
         self._num_arrivals += 1
         return Sequence(
             request_id=request.request_id,
@@ -230,13 +241,12 @@ class EngineCore:
             params=params,
             scopes=tuple(request.scopes),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
-            max_output_tokens=self._find_max_output_tokens(
-                len(prompt_ids), params.max_tokens, self._find_limits(request.tenant, request.scopes)
-            ),
+            max_output_tokens=max_output_tokens,
             choice=request.choice,
             tenant=request.tenant,
             priority=request.priority,
             arrival=self._num_arrivals,
+            resumed_ids=request.output_ids,
         )
 
     def _make_trunk_sequence(self, message: PinTrunk) -> Sequence:
@@ -259,16 +269,19 @@ class EngineCore:
     def _check_prompt(self, prompt_ids: list[int], scopes: list[Scope]) -> None:
         if not prompt_ids:
             raise InvalidRequest("the prompt must have at least one token, got none", param="prompt")
-        lowest, highest = min(prompt_ids), max(prompt_ids)
-        if lowest < 0 or highest >= self.info.vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise InvalidRequest(
-                f"the prompt must be made of token ids from 0 to {self.info.vocab_size - 1}, got {wrong}",
-                param="prompt",
-            )
+        self._check_ids(prompt_ids, "prompt")
         ends = [scope.end_token for scope in scopes]
         if not ends or ends != sorted(ends) or ends[-1] != END:
             raise InvalidRequest(f"scopes must ascend to one without an end, got ends {ends}", param="scopes")
+
+    def _check_ids(self, token_ids: list[int], param: str) -> None:
+        """`token_ids`: not empty."""
+        lowest, highest = min(token_ids), max(token_ids)
+        if lowest < 0 or highest >= self.info.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidRequest(
+                f"the {param} must be made of token ids from 0 to {self.info.vocab_size - 1}, got {wrong}", param=param
+            )
 
     def _find_limits(self, tenant: str, scopes: list[Scope]) -> dict[str, int]:
         """Tokens that a request may have, by what holds them."""

@@ -16,11 +16,11 @@ def take_token(sequence: Sequence, sampled: SampledToken) -> RequestOutput:
     output = RequestOutput(request_id=sequence.request_id, token_ids=[token_id])
     if sampled.logprobs is not None:
         output.logprobs = [sampled.logprobs]
-    if num_output_tokens == 1:
+    if num_output_tokens == 1 + len(sequence.resumed_ids):
         output.num_cached_tokens = sequence.num_cached_tokens
         output.num_cached_trunk_tokens = sequence.num_cached_trunk_tokens
         output.num_cached_host_tokens = sequence.num_cached_host_tokens
-        if sequence.params.prompt_logprobs is not None:
+        if sequence.params.prompt_logprobs is not None and not sequence.resumed_ids:
             output.prompt_logprobs = [None, *sequence.prompt_logprobs]
             sequence.prompt_logprobs = []
     # the sampler masks what may not end the sequence yet; should it be drawn all the same, it ends nothing

@@ -47,7 +47,14 @@ class Overloaded(RequestError):
 
 
 class EngineDeadError(EngineError):
-    """The engine process has gone (or was never there)."""
+    """The engine process has gone (or was never there).
+
+    `is_crash`: it may have broken by what ran on it; else it was told to end, or only its connection was given up.
+    """
+
+    def __init__(self, message: str, *, is_crash: bool = False) -> None:
+        super().__init__(message)
+        self.is_crash = is_crash
 
 
 class ModelNotSupported(EngineError):

@@ -110,7 +110,7 @@ class InprocEngineClient:
         if self._thread is None:
             return
         thread, self._thread, self._is_stopping = self._thread, None, True
-        self._lose("this client is closed")
+        self._lose("this client is closed", is_crash=False)
         self._commands.put(lambda: None)  # wakes it
         await asyncio.to_thread(thread.join)
 
@@ -126,13 +126,13 @@ class InprocEngineClient:
         if self._streams.pop(request_id, None) is not None:
             self._commands.put(lambda: self._core.abort([request_id]))
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, is_crash: bool) -> None:
         self._became_ready.clear()
         self._reason = reason
         self._pins.close(reason)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineDeadError(f"the engine is gone: {reason}"))
+            stream.fail(EngineDeadError(f"the engine is gone: {reason}", is_crash=is_crash))
         for answer in self._queries:
             if not answer.done():
                 answer.set_exception(EngineDeadError(f"the engine is gone: {reason}"))
@@ -167,7 +167,7 @@ class InprocEngineClient:
         except Exception as e:
             log.exception("the engine broke")
             reason = f"{type(e).__name__}: {e}"
-            self._call_loop(lambda: self._lose(reason))
+            self._call_loop(lambda: self._lose(reason, is_crash=True))
 
     def _take_commands(self, timeout_s: float | None) -> bool:
         """All that are there; waits for the first of them so long, None: as long as it takes. Whether one came."""

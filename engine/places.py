@@ -63,8 +63,8 @@ class Places:
         self.followers.claim(sequence, self._kv.unpublished_hashes(sequence))
         sequence.num_served_tokens = max(sequence.num_served_tokens, sequence.num_computed_tokens)
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            if sequence.choice == 0 and not sequence.is_trunk:
+            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            if sequence.choice == 0 and not sequence.is_trunk and not sequence.resumed_ids:
                 self.counters.query_tokens += sequence.num_prompt_tokens
                 self.counters.hit_tokens += sequence.num_cached_tokens
 

@@ -147,9 +147,9 @@ class EngineProcess:
                     for gateway in self._trunks.take_news(state):
                         self._send(gateway, state)
                 self._flush()
-            self._say_last_words("the engine was told to stop")
+            self._say_last_words("the engine was told to stop", is_crash=False)
         except Exception as e:
-            self._say_last_words(f"{type(e).__name__}: {e}")
+            self._say_last_words(f"{type(e).__name__}: {e}", is_crash=True)
             raise
         finally:
             self._close()
@@ -315,9 +315,9 @@ class EngineProcess:
             if gateway.identity in self._gateways:
                 self._drop(gateway)
 
-    def _say_last_words(self, reason: str) -> None:
+    def _say_last_words(self, reason: str, *, is_crash: bool) -> None:
         for gateway in list(self._gateways.values()):
-            self._send(gateway, LastWords(reason))
+            self._send(gateway, LastWords(reason, is_crash))
 
     def _close(self) -> None:
         self._socket.close()

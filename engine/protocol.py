@@ -14,7 +14,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class FinishReason(enum.StrEnum):
@@ -66,6 +66,9 @@ class AddRequest(msgspec.Struct, tag="add", array_like=True, kw_only=True):
     tenant: str = ""
     priority: int = 0
     """Lower runs first (vLLM's sense), among requests of one tenant."""
+    output_ids: list[int] = []
+    """What an earlier life of the engine has generated for it already. They count as output, for limits, penalties and
+    noise, and are not said again: the answer goes on after them."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", array_like=True):
@@ -314,6 +317,8 @@ class LastWords(msgspec.Struct, tag="dead", array_like=True):
     """The engine ends because of this."""
 
     reason: str
+    is_crash: bool
+    """It broke; else it was told to end."""
 
 
 FromEngine = EngineReady | StepOutputs | StatsReply | TrunkState | LastWords

@@ -43,6 +43,8 @@ class Sequence:
     """Counts up with each request that the engine accepted."""
     is_trunk: bool = False
     """Only its KV is wanted: it draws no token and ends when all are computed."""
+    resumed_ids: Sequences[int] = ()
+    """The output that an earlier life of the engine has given already."""
 
     token_ids: list[int] = field(init=False)
     """Prompt and output; append-only."""
@@ -81,7 +83,7 @@ class Sequence:
     """Entry i is of prompt token i + 1; complete with the first output, if asked for."""
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.prompt_ids)
+        self.token_ids = [*self.prompt_ids, *self.resumed_ids]
         self.num_prompt_tokens = len(self.prompt_ids)
         self.num_trunk_tokens = END if self.is_trunk else find_trunk_end(self.scopes)
         params = self.params

@@ -185,14 +185,14 @@ class ZmqEngineClient:
                     await self._serve_connection(context)
                 except ProtocolFault as e:
                     log.error("engine at %s: %s", self._address, e)
-                    self._lose(str(e))
+                    self._lose(str(e), is_crash=False)
                     await asyncio.sleep(self._pause_after_fault_s)
         except Exception:
             log.exception("the client of the engine at %s broke", self._address)
             raise
         finally:
             self._pins.close("this client is closed")
-            self._end("this client is closed")
+            self._end("this client is closed", is_crash=False)
 
     async def _serve_connection(self, context: zmq.asyncio.Context) -> None:
         """From connecting to the loss of the connection. Raises ProtocolFault."""
@@ -220,7 +220,7 @@ class ZmqEngineClient:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self._connection = None
-            self._lose("its connection was lost")
+            self._lose("its connection was lost", is_crash=True)
 
     async def _renew_lease(self) -> None:
         while True:
@@ -228,20 +228,20 @@ class ZmqEngineClient:
             if self._streams or len(self._pins):
                 self._send(Lease())
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, is_crash: bool) -> None:
         """All requests of the connection are gone."""
         if self._ready is not None:
             log.warning("lost the engine at %s: %s", self._address, reason)
-        self._end(reason)
+        self._end(reason, is_crash=is_crash)
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, is_crash: bool) -> None:
         if self._ready is not None:
             self._reason = reason
         self._ready = None
         self._became_ready.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineDeadError(f"the engine is gone: {reason}"))
+            stream.fail(EngineDeadError(f"the engine is gone: {reason}", is_crash=is_crash))
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(f"the engine is gone: {reason}"))
@@ -264,7 +264,7 @@ class ZmqEngineClient:
         elif isinstance(message, TrunkState):
             self._pins.take(message)
         elif isinstance(message, LastWords):
-            self._lose(message.reason)
+            self._lose(message.reason, is_crash=message.is_crash)
 
     def _take_ready(self, ready: EngineReady) -> None:
         if ready.protocol_version != PROTOCOL_VERSION:
@@ -272,7 +272,7 @@ class ZmqEngineClient:
         if self._fingerprint is not None and ready.info.fingerprint != self._fingerprint:
             raise ProtocolFault(f"it serves model {ready.info.fingerprint!r}, expected {self._fingerprint!r}")
         if self._ready is not None and self._ready.epoch != ready.epoch:
-            self._lose(f"epoch {self._ready.epoch} ended, {ready.epoch} began")
+            self._lose(f"epoch {self._ready.epoch} ended, {ready.epoch} began", is_crash=True)
         is_new = self._ready is None
         self._ready = ready
         self._became_ready.set()

@@ -109,7 +109,8 @@ class ScriptedCore:
                 f"the prompt has {len(request.prompt_ids)} tokens, the context length is {self.info.max_model_len}"
             )
             return _error(request.request_id, message, "context_length_exceeded", None)
-        self.running[request.request_id] = _Running(request, iter(self.script(request)))
+        items = _skip(iter(self.script(request)), len(request.output_ids))
+        self.running[request.request_id] = _Running(request, items, len(request.output_ids))
         return None
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -198,12 +199,12 @@ class ScriptedCore:
         """Applies the stop rules to `ids`: end ids, stop ids, max_tokens."""
         request, params = running.request, running.request.params
         output = RequestOutput(request_id=request.request_id)
-        if running.num_output == 0:
+        if running.num_output == len(request.output_ids):
             output.num_cached_tokens = min(self.num_cached_tokens, len(request.prompt_ids) - 1)
             first = request.scopes[0]
             trunk_end = first.end_token if first.key != request.scopes[-1].key else 0
             output.num_cached_trunk_tokens = min(output.num_cached_tokens, trunk_end)
-            if params.prompt_logprobs is not None:
+            if params.prompt_logprobs is not None and not request.output_ids:
                 rest = [_logprobs(t, params.prompt_logprobs) for t in request.prompt_ids[1:]]
                 output.prompt_logprobs = [None, *rest]
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(params.eos_token_ids))
@@ -241,6 +242,18 @@ class ScriptedCore:
 
     def check_integrity(self) -> None:
         assert all(r.num_output <= r.max_tokens for r in self.running.values()), self.running
+
+
+def _skip(items: Iterator[Item], num_tokens: int) -> Iterator[Item]:
+    """What comes after so many tokens, which an earlier life has said; whatever else stood between them too."""
+    while num_tokens > 0 and (item := next(items, None)) is not None:
+        if isinstance(item, Pause | Fail | Die):
+            continue
+        ids = [item] if isinstance(item, int) else list(item)
+        if len(ids) > num_tokens:
+            yield ids[num_tokens:]
+        num_tokens -= len(ids)
+    yield from items
 
 
 def _error(request_id: str, message: str, code: str, param: str | None) -> RequestOutput:

@@ -129,7 +129,7 @@ class ScriptedEngineClient:
 
     async def close(self) -> None:
         self._pins.close("the engine client is closed")
-        self.die("the engine client is closed")
+        self.die("the engine client is closed", is_crash=False)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -160,14 +160,14 @@ class ScriptedEngineClient:
         self.core.release(request_id)
         self._go()
 
-    def die(self, reason: str = "the engine died") -> None:
+    def die(self, reason: str = "the engine died", *, is_crash: bool = True) -> None:
         """All streams fail, `is_ready` is false until `revive`."""
         self._ready.clear()
         self.core.running.clear()
         self.core.trunks.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.fail(EngineDeadError(reason))
+            stream.fail(EngineDeadError(reason, is_crash=is_crash))
         self._notify()
 
     def revive(self) -> None:

@@ -152,6 +152,7 @@ class Bench:
         tenant: str = "",
         priority: int = 0,
         scopes: list[Scope] | None = None,
+        output_ids: Ids[int] = (),
         **params: object,
     ) -> RequestOutput | None:
         refusal = self.core.add(
@@ -163,6 +164,7 @@ class Bench:
                 choice=choice,
                 tenant=tenant,
                 priority=priority,
+                output_ids=list(output_ids),
             )
         )
         if refusal is not None:

@@ -152,6 +152,54 @@ def test_an_unseeded_request_gets_a_seed():
     assert all(0 <= seed < 2**63 for seed in seeds[:3])
 
 
+# ---- answers that go on
+
+
+@pytest.mark.parametrize("num_there", [1, 4, 11, 12, 19])
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_an_answer_goes_on_after_what_an_earlier_life_said(num_there, has_cache):
+    prompt, whole = ids(0, 20), continuation(ids(0, 20), 20, choice=1)
+    bench = Bench(16, max_num_batched_tokens=16)
+    if has_cache:
+        bench.ask([*prompt, *whole[:num_there]], 1)
+    counted = bench.core.stats().query_tokens
+    bench.add("a", prompt, 20, choice=1, output_ids=whole[:num_there])
+    bench.run()
+    output = bench.outputs["a"]
+    assert (output.token_ids, output.finish_reason) == (whole[num_there:], FinishReason.LENGTH)
+    assert (output.num_cached_tokens > 0) == has_cache
+    assert output.num_cached_tokens <= len(prompt)
+    assert bench.core.stats().query_tokens == counted
+
+
+def test_the_prompt_of_one_that_goes_on_is_counted_by_the_life_that_began_it():
+    bench = Bench(8)
+    bench.add("a", ids(0, 20), 4, output_ids=[1])
+    bench.run()
+    assert bench.core.stats().query_tokens == 0
+
+
+def test_min_tokens_and_prompt_logprobs_of_one_that_goes_on_belong_to_the_whole_answer():
+    whole = continuation(ids(0, 9), 3)
+    bench = Bench(8)
+    bench.add("a", ids(0, 9), 8, output_ids=whole[:2], stop_token_ids=(whole[2],), min_tokens=2, prompt_logprobs=1)
+    bench.run()
+    output = bench.outputs["a"]
+    assert (output.token_ids, output.finish_reason) == (whole[2:], FinishReason.STOP)
+    assert output.prompt_logprobs is None
+
+
+def test_one_that_goes_on_is_refused_where_nothing_is_left_to_say_and_not_for_those_that_wait():
+    error = error_of(Bench(8), ids(0, 4), 2, output_ids=[1, 2])
+    assert (error.code, error.param) == ("invalid_request", "output_ids")
+    assert "of 2 output tokens 2 are there" in error.message
+    assert error_of(Bench(8), ids(0, 4), 9, output_ids=[VOCAB_SIZE]).param == "output_ids"
+    bench = Bench(8, max_waiting=1)
+    assert bench.add("waits", ids(0, 4), 2) is None
+    assert bench.add("comes later", ids(0, 4), 2) is not None
+    assert bench.add("goes on", ids(0, 4), 2, output_ids=[1]) is None
+
+
 # ---- failures
 
 

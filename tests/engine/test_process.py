@@ -297,7 +297,7 @@ def test_a_fault_of_the_core_is_told_and_ends_the_loop(serve: Serve, monkeypatch
     peer = engine.peer()
     peer.send(request("a"))
     words = peer.receive()
-    assert words == LastWords("RuntimeError: blocks are lost")
+    assert words == LastWords("RuntimeError: blocks are lost", is_crash=True)
     with pytest.raises(RuntimeError, match="blocks are lost"):
         engine.ended.result(GUARD_MS / 1000)
 
@@ -308,7 +308,7 @@ def test_stop_ends_a_loop_that_blocks(serve: Serve) -> None:
     peer.send(Hello())
     peer.receive()
     engine.process.stop()
-    assert isinstance(peer.receive(), LastWords)
+    assert peer.receive() == LastWords("the engine was told to stop", is_crash=False)
     engine.ended.result(GUARD_MS / 1000)
 
 

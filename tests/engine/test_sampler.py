@@ -336,3 +336,16 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 
 def test_no_rows_no_tokens() -> None:
     assert Sampler().sample(torch.empty(0, 10), []) == []
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_an_answer_that_goes_on_draws_what_it_would_have_drawn(name: str) -> None:
+    """Output of an earlier life counts as output, and positions go on."""
+    logits, said = logits_like_a_model(3, 50), [7, 7, 9]
+    unbroken = sequence([1, 2], said, seed=11, choice=2, min_tokens=4, stop_token_ids=(5,), **{name: 1.8})
+    resumed = Sequence("r", [1, 2], unbroken.params, (), 11, 10**6, 2, resumed_ids=said)
+    for _ in range(20):
+        [one, other] = draw(logits, unbroken, resumed)
+        assert one == other
+        unbroken.token_ids.append(one)
+        resumed.token_ids.append(other)

@@ -369,7 +369,7 @@ async def test_last_words_are_passed_on(fake: tuple[FakeEngine, Make]) -> None:
     stream = client.submit(request("a"))
     query = asyncio.create_task(client.stats())
     await engine.expect(StatsQuery)
-    await engine.say(LastWords("blocks are lost"))
+    await engine.say(LastWords("blocks are lost", is_crash=True))
     with pytest.raises(EngineDeadError, match="blocks are lost"):
         await stream.next()
     with pytest.raises(EngineDeadError, match="blocks are lost"):
