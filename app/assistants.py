@@ -1,34 +1,53 @@
 """Assistants: named system prompts whose KV many chats share."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from app.config import AssistantConfig, ConfigError
+from app.config import PLACEHOLDER, AssistantConfig, ConfigError
+from app.errors import BadRequest
 from app.scopes import Scopes
 from app.template_options import TemplateOption, canonical
 from app.tenants import Tenant
-from engine.text.chat_template import ChatTemplate, Message, TemplateError
+from engine.text.chat_template import TRUNK_PROBES, ChatTemplate, Message, TemplateError
 
 
 @dataclass(frozen=True)
 class Assistant:
     id: str
     instructions: str = field(repr=False)
+    """With a placeholder `{{name}}` where the value of a variable goes."""
+    variables: tuple[str, ...]
+    """Names of those that each request gives; what the configuration fixes is in the instructions already."""
     tenant: str | None
     """None: offered to every tenant."""
     template_options: Mapping[str, TemplateOption] = field(repr=False)
     version: str
     """Another one for each text, template options and scope. Keyed: nobody can try texts against it."""
     trunk_ids: list[int] = field(repr=False)
-    """Longest common prefix of all prompts that start with these instructions."""
+    """Longest common prefix of all prompts that start with these instructions, whatever the variables are."""
     head_runs: Mapping[str, Sequence[int]] = field(repr=False, compare=False)
-    """Ids of the texts that these instructions give to each prompt, so that they are not made anew for each."""
+    """Ids of the texts that these instructions give to each prompt, so that they are not made anew for each. None where
+    there are variables."""
     scope_key: bytes = field(repr=False)
 
     def is_visible_to(self, tenant: Tenant) -> bool:
         return self.tenant is None or self.tenant == tenant.id
+
+    def filled(self, variables: Mapping[str, str]) -> str:
+        """The instructions with these values. Raises BadRequest unless there is one for each variable, and no other."""
+        missing = [name for name in self.variables if name not in variables]
+        unknown = [name[:64] for name in variables if name not in self.variables]
+        if missing or unknown:
+            wrong = f"needs a value for {missing[0]!r}" if missing else f"takes no value for {unknown[0]!r}"
+            raise BadRequest(
+                f"The prompt {self.id!r} {wrong}: its variables are {list(self.variables)}.",
+                code="invalid_prompt_variables",
+                param="prompt.variables",
+            )
+        return _fill(self.instructions, variables)
 
 
 class Assistants:
@@ -62,26 +81,50 @@ class Assistants:
 def _assistant(
     config: AssistantConfig, template: ChatTemplate, scopes: Scopes, known: Mapping[bytes, Assistant]
 ) -> Assistant:
-    content = json.dumps([config.instructions, canonical(config.template_options)])
+    instructions = _fill(config.instructions, config.fixed_variables)
+    of_requests = [list(config.variables)] if config.variables else []
+    content = json.dumps([instructions, canonical(config.template_options), *of_requests])
     scope_key = scopes.assistant_key(config.tenant, config.id, content)
     if scope_key in known:
         return known[scope_key]
-    head = [Message("system", config.instructions)]
+    options = config.template_options
+    # the values of variables are tried out like the user's texts: what is common to all is the trunk
+    heads = [
+        [Message("system", _fill(instructions, dict.fromkeys(config.variables, probe)))]
+        for probe in (TRUNK_PROBES if config.variables else TRUNK_PROBES[:1])
+    ]
     try:
-        head_runs = template.head_runs(head, template_kwargs=config.template_options)
-        trunk_ids = template.trunk_ids(head, known_runs=head_runs, template_kwargs=config.template_options)
+        head_runs = {} if config.variables else template.head_runs(heads[0], template_kwargs=options)
+        trunks = [template.trunk_ids(head, known_runs=head_runs, template_kwargs=options) for head in heads]
     except TemplateError as e:
         raise ConfigError(f"assistants: {config.id!r}: {e.message}") from None
     return Assistant(
         id=config.id,
-        instructions=config.instructions,
+        instructions=instructions,
+        variables=config.variables,
         tenant=config.tenant,
         template_options=config.template_options,
         version=sha256(scope_key).hexdigest()[:16],
-        trunk_ids=trunk_ids,
+        trunk_ids=common_prefix(trunks),
         head_runs=head_runs,
         scope_key=scope_key,
     )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """`text` with the values of those variables that there are; what stands in a value stays as it is."""
+
+    def value(match: re.Match[str]) -> str:
+        return values.get(match[1], match[0])
+
+    return PLACEHOLDER.sub(value, text) if values else text
+
+
+def common_prefix(sequences: Sequence[list[int]]) -> list[int]:
+    """The longest one of all of them, of which there is one at least."""
+    shortest, longest = min(sequences), max(sequences)
+    common = next((i for i, (x, y) in enumerate(zip(shortest, longest, strict=False)) if x != y), len(shortest))
+    return shortest[:common]
 
 
 def trunk_id(assistant: Assistant) -> str:

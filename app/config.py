@@ -19,6 +19,8 @@ GATEWAY_VARIABLE = "TRUNKLINE_GATEWAY"
 REDIS_URL_VARIABLE = "TRUNKLINE_REDIS_URL"
 DEMO_ASSISTANTS_DIR = Path(__file__).parent / "assistants"
 
+PLACEHOLDER = re.compile(r"\{\{[ \t]*([A-Za-z_][A-Za-z0-9_]{0,63})[ \t]*\}\}", re.ASCII)
+"""Of a variable in an assistant's instructions: `{{name}}`."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SHA256_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -160,6 +162,26 @@ class AssistantConfig(_Section):
     shared: bool = False
     """Offered to every tenant, and its KV shared between them."""
     template_options: TemplateOptions = Field(default_factory=dict)
+    variables: tuple[str, ...] = Field(default=(), max_length=64)
+    """Names of placeholders `{{name}}` in the instructions for which each request gives a value: what follows the first
+    one is not shared. All other braces are plain text."""
+    fixed_variables: dict[str, str] = Field(default_factory=dict)
+    """Values for placeholders that are the same in every request."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_toml(cls, data: Any) -> Any:
+        return _tuples(data)
+
+    @model_validator(mode="after")
+    def _has_its_placeholders(self) -> Self:
+        names = [*self.variables, *self.fixed_variables]
+        _need_unique("variables: the name", names)
+        there = set(PLACEHOLDER.findall(self.instructions))
+        for name in names:
+            if name not in there:
+                raise ValueError(f"variables: the instructions have no placeholder {{{{{name}}}}}")
+        return self
 
     @model_validator(mode="after")
     def _has_one_owner(self) -> Self:

@@ -142,7 +142,9 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Any] = []
     top_logprobs: int = 0
     top_p: float | None = None
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] = "disabled"
+    truncated_input_tokens: int = 0
+    """Ours: so many tokens of the oldest turns were left out of the prompt."""
     usage: Usage | None = None
     user: str | None = None
 

@@ -8,8 +8,14 @@ from typing import Any
 from app.token_lru import TokenLru
 from engine.text.chat_template import ChatTemplate, Message, TemplateError
 
+HEAD_ROLES = ("system", "developer")
 MAX_HEADS = 1024
 MAX_HEAD_TOKENS = 1 << 18
+
+
+def num_leading(messages: Sequence[Message]) -> int:
+    """How many system messages a chat begins with."""
+    return next((i for i, m in enumerate(messages) if m.role not in HEAD_ROLES), len(messages))
 
 
 @dataclass(frozen=True)

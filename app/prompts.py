@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from app.assistants import Assistant
 from app.errors import BadRequest
-from app.heads import Head, Heads
+from app.heads import Head, Heads, num_leading
 from app.scopes import NOT_NARROWED, Narrowing, Scopes
 from app.template_options import TemplateOption, digest, merged
 from app.tenants import Tenant
@@ -24,7 +24,6 @@ THREAD_FROM_CHARACTERS = 8192
 """Longer texts are rendered and encoded in a thread, so that the event loop goes on."""
 CHARACTERS_OF_A_MESSAGE = 64
 """What the markup of a message costs, in characters of text."""
-HEAD_ROLES = ("system", "developer")
 MAX_KEPT_TOKENS = 1 << 20
 MAX_KEPT_ANSWERS = 1 << 16
 
@@ -103,12 +102,14 @@ class PromptBuilder:
         messages: Sequence[Message],
         *,
         assistant: Assistant | None = None,
+        variables: Mapping[str, str] | None = None,
         narrowing: Narrowing = NOT_NARROWED,
         add_generation_prompt: bool = True,
         template_options: Mapping[str, TemplateOption] | None = None,
         param: str = "input",
     ) -> BuiltPrompt:
-        """The prompt of a chat. The assistant's instructions come first, as a system message of their own.
+        """The prompt of a chat. The assistant's instructions come first, as a system message of their own, with a value
+        for each of its `variables`.
 
         `template_options` go before the assistant's own. `param`: the field of the request that holds the messages, for
         errors.
@@ -119,11 +120,12 @@ class PromptBuilder:
         whole = [self._with_kept_ids(private, m) for m in messages]
         options = merged(assistant.template_options if assistant is not None else None, template_options)
         options_digest = digest(options)
-        num_leading = next((i for i, m in enumerate(whole) if m.role not in HEAD_ROLES), len(whole))
+        num_own = num_leading(whole)
         if assistant is not None:
-            whole.insert(0, Message("system", assistant.instructions))
-            num_leading += 1 if num_leading else 0
-        own = whole[:num_leading]
+            whole.insert(0, Message("system", assistant.filled(variables or {})))
+            # instructions that are the same for all need no head of their own: the trunk is theirs
+            num_own += 1 if num_own or assistant.variables else 0
+        own = whole[:num_own]
         head_key = self._heads.key(private, own, options_digest)
         known = self._heads.find(head_key)
         is_new = bool(own) and known is None
@@ -136,7 +138,7 @@ class PromptBuilder:
                 whole, add_generation_prompt=add_generation_prompt, known_runs=runs, template_kwargs=options
             )
 
-        num_encoded = num_leading if known is not None else 0 if assistant is None else 1
+        num_encoded = num_own if known is not None else 0 if assistant is None else 1
         texts = [*whole[num_encoded:], *(own if is_new else ())]
         head, rendered = await self._run(render, [len(m.content) for m in texts], param)
         if is_new and head is not None:
@@ -181,6 +183,16 @@ class PromptBuilder:
     def trunk_prompt(self, assistant: Assistant) -> BuiltPrompt:
         """What is prefilled for an assistant: its trunk, all of it in the assistant's scope."""
         return BuiltPrompt(list(assistant.trunk_ids), [Scope(END, assistant.scope_key)])
+
+    async def message_sizes(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of each message's own text."""
+
+        def count() -> list[int]:
+            return [
+                len(m.token_ids if m.token_ids is not None else self._tokenizer.encode(m.content)) for m in messages
+            ]
+
+        return await self._run(count, [len(m.content) for m in messages], "input")
 
     def remember(self, prompt: BuiltPrompt, text: str, token_ids: Sequence[int]) -> None:
         """Keeps the ids of an answer, so that a history with its text renders to the same ids."""

@@ -3,7 +3,7 @@
 All that can be refused is refused here, before anything is stored or computed.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from app.assistants import Assistant
 from app.errors import ApiError, BadRequest, Conflict, NotFound
 from app.events import Item, Prompt, ResponseObject
 from app.generation import Generation
+from app.heads import num_leading
 from app.ids import new_response_id, try_parse_response_id
 from app.live_config import Configured
 from app.models import find_assistant_of_model
@@ -21,6 +22,7 @@ from app.response_schema import CreateResponse, parse_create
 from app.services import Services
 from app.sessions import Sessions, SessionsUnavailable
 from app.tenants import Tenant
+from app.truncation import find_cuts, room_for_prompt
 from engine.sampling_params import SamplingParams
 from engine.text.chat_template import Message
 
@@ -52,6 +54,19 @@ class Parent:
 
     node: ResponseNode
     history: tuple[HistoryMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenAssistant:
+    assistant: Assistant
+    variables: Mapping[str, str]
+
+    def to_wire(self) -> Prompt:
+        return Prompt(
+            id=self.assistant.id,
+            version=self.assistant.version,
+            variables=dict(self.variables) if self.variables else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +111,7 @@ class ResponsePlanner:
         parent = await self._find_parent(tenant, request.previous_response_id, unstored)
         assistant = _choose_assistant(configured, tenant, request, by_model, parent)
         history = parent.history if parent else ()
-        prompt = await services.prompts.build(
-            tenant,
-            _messages(request, history, items),
-            assistant=assistant,
-            narrowing=request.narrowing,
-            template_options=request.chat_template_kwargs,
-        )
+        prompt, num_truncated = await self._build(tenant, request, assistant, _messages(request, history, items))
         params = request.to_params(
             services.tokenizer,
             services.model.manifest.sampling_defaults,
@@ -119,9 +128,46 @@ class ResponsePlanner:
             prefix=() if hangs_on_stored else history,
             input=items,
             stream_id=stream_id,
-            response=self._response(str(response_id), request, params, assistant),
+            response=self._response(str(response_id), request, params, assistant, num_truncated),
         )
         return Plan(node, generation, prompt, history)
+
+    async def count_input_tokens(self, configured: Configured, tenant: Tenant, body: Mapping[str, Any]) -> int:
+        """How many tokens the prompt of this request has. Raises ApiError, but not for a prompt that is too long."""
+        request = parse_create(body)
+        items = parse_input(request.input, configured.limits.max_messages)
+        by_model = None if request.model is None else self._find_model(configured, tenant, request)
+        parent = await self._find_parent(tenant, request.previous_response_id, {})
+        assistant = _choose_assistant(configured, tenant, request, by_model, parent)
+        messages = _messages(request, parent.history if parent else (), items)
+        prompt, _ = await self._build(tenant, request, assistant, messages)
+        return len(prompt.token_ids)
+
+    async def _build(
+        self, tenant: Tenant, request: CreateResponse, chosen: ChosenAssistant | None, messages: Sequence[Message]
+    ) -> tuple[BuiltPrompt, int]:
+        """The prompt, and how many tokens were left out so that it fits, if that was asked for."""
+
+        async def build(messages: Sequence[Message]) -> BuiltPrompt:
+            return await self._services.prompts.build(
+                tenant,
+                messages,
+                assistant=chosen.assistant if chosen else None,
+                variables=chosen.variables if chosen else None,
+                narrowing=request.narrowing,
+                template_options=request.chat_template_kwargs,
+            )
+
+        whole = prompt = await build(messages)
+        if request.truncation == "auto":
+            room = room_for_prompt(self._services.engine_info, request.max_output_tokens)
+            if len(whole.token_ids) > room:
+                head = messages[: num_leading(messages)]
+                for cut in find_cuts(messages, await self._services.prompts.message_sizes(messages), room):
+                    prompt = await build([*head, *messages[cut:]])
+                    if len(prompt.token_ids) <= room:
+                        break
+        return prompt, len(whole.token_ids) - len(prompt.token_ids)
 
     def _find_model(self, configured: Configured, tenant: Tenant, request: CreateResponse) -> Assistant | None:
         """A model may be left out where an assistant or a parent stands for it. Raises ApiError."""
@@ -156,7 +202,12 @@ class ResponsePlanner:
         return Parent(node, tuple(message for turn in (*turns, node.turn) for message in turn.messages))
 
     def _response(
-        self, response_id: str, request: CreateResponse, params: SamplingParams, assistant: Assistant | None
+        self,
+        response_id: str,
+        request: CreateResponse,
+        params: SamplingParams,
+        chosen: ChosenAssistant | None,
+        num_truncated: int,
     ) -> ResponseObject:
         return ResponseObject(
             id=response_id,
@@ -170,7 +221,7 @@ class ResponsePlanner:
             model=request.model or self._services.model_name,
             parallel_tool_calls=request.parallel_tool_calls is not False,
             previous_response_id=request.previous_response_id,
-            prompt=Prompt(id=assistant.id, version=assistant.version) if assistant else None,
+            prompt=chosen.to_wire() if chosen else None,
             prompt_cache_key=request.prompt_cache_key,
             safety_identifier=request.safety_identifier,
             store=request.is_stored,
@@ -178,6 +229,8 @@ class ResponsePlanner:
             tool_choice="none" if request.tool_choice == "none" else "auto",
             top_logprobs=request.top_logprobs or 0,
             top_p=params.top_p,
+            truncation=request.truncation or "disabled",
+            truncated_input_tokens=num_truncated,
             user=request.user,
         )
 
@@ -188,9 +241,11 @@ def _choose_assistant(
     request: CreateResponse,
     by_model: Assistant | None,
     parent: Parent | None,
-) -> Assistant | None:
-    """The one asked for, else the parent's: an assistant is inherited, unlike instructions. Always as it is now: a
-    version that is asked for has to be the current one."""
+) -> ChosenAssistant | None:
+    """The one asked for, else the parent's with its variables: an assistant is inherited, unlike instructions. Always
+    as it is now: a version that is asked for has to be the current one."""
+    inherited = parent.node.response.prompt if parent else None
+    variables = (request.prompt or inherited or Prompt(id="")).variables
     if by_model is not None:
         if request.prompt is not None and request.prompt.id != by_model.id:
             raise BadRequest(
@@ -200,7 +255,6 @@ def _choose_assistant(
             )
         assistant = by_model
     else:
-        inherited = parent.node.response.prompt if parent else None
         chosen = request.prompt or inherited
         if chosen is None:
             return None
@@ -215,7 +269,7 @@ def _choose_assistant(
             code="prompt_not_found",
             param="prompt.version",
         )
-    return assistant
+    return ChosenAssistant(assistant, variables or {})
 
 
 def _messages(request: CreateResponse, history: tuple[HistoryMessage, ...], items: tuple[Item, ...]) -> list[Message]:

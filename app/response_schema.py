@@ -1,7 +1,7 @@
 """What a client may send to create a response, over HTTP and on a websocket alike."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -37,13 +37,25 @@ def _metadata(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _variable(value: object) -> object:
+    """Text as it is, or in the form of an input item."""
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") in ("input_image", "input_file"):
+        raise unsupported("prompt.variables")
+    return value.get("text") if value.get("type") == "input_text" else value
+
+
+Variable = Annotated[str, BeforeValidator(_variable)]
+
+
 class PromptField(RequestModel):
     """The assistant: `{"id": ...}`."""
 
     id: str = Field(min_length=1, max_length=64)
     version: str | None = Field(default=None, max_length=64)
     """If it is not the assistant's version now, the request is refused."""
-    variables: Any = None
+    variables: Annotated[dict[str, Variable], Field(max_length=64)] | None = None
 
 
 class CreateResponse(SamplingFields):
@@ -66,10 +78,10 @@ class CreateResponse(SamplingFields):
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int64 | None = None
     chat_template_kwargs: TemplateOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     # Known, not built, and each would change the answer.
     text: Any = None
-    truncation: str | None = None
     conversation: Any = None
     context_management: Any = None
     reasoning: Any = None
@@ -97,14 +109,10 @@ class CreateResponse(SamplingFields):
                 raise unsupported(name)
         if self.generate is False:
             raise unsupported("generate")
-        if self.truncation not in (None, "disabled"):
-            raise unsupported("truncation")
         if self.return_token_ids:
             raise unsupported("return_token_ids")
         if any(value is not None for value in _object("reasoning", self.reasoning).values()):
             raise unsupported("reasoning")
-        if self.prompt is not None and self.prompt.variables:
-            raise unsupported("prompt.variables")
         text = _object("text", self.text)
         check_text_format(text.get("format"), "text.format")
         if text.get("verbosity") not in (None, "medium"):

@@ -208,6 +208,10 @@ class ResponseService:
 
     # ---- responses that exist
 
+    async def count_input_tokens(self, configured: Configured, tenant: Tenant, body: Mapping[str, Any]) -> int:
+        """How many tokens the prompt of such a response would have. Raises ApiError."""
+        return await self._planner.count_input_tokens(configured, tenant, body)
+
     async def get(self, tenant: Tenant, response_id: str) -> ResponseObject:
         """As it is now. Raises ApiError: 404 for what this tenant has not stored."""
         run = self._find_run(tenant, response_id)

@@ -38,6 +38,7 @@ class Responses:
         one = "/v1/responses/{response_id}"
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
@@ -59,6 +60,13 @@ class Responses:
         if body.get("background"):
             return _json(started.run.response)
         return _json(await _ended(started))
+
+    async def input_tokens(self, request: Request) -> Response:
+        configured = self._services.current
+        tenant = configured.tenants.authenticate(request.headers.get("authorization"))
+        body = await read_json(request, configured.limits.max_body_bytes)
+        num_tokens = await self._service.count_input_tokens(configured, tenant, body)
+        return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def _create_unstored(self, started: Started, limits: Limits, is_stream: bool, receive: Receive) -> Response:
         """Nobody can come back to it: it ends when its client goes, whatever it was doing."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from app.beam_streams import BeamSearchEngine
 from app.config import GatewayConfig
-from app.generation import Generation
+from app.errors import EngineUnavailable
+from app.generation import UNAVAILABLE, Generation
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompt_history import PromptHistory
@@ -13,7 +14,9 @@ from app.prompts import BuiltPrompt, PromptBuilder
 from app.tenants import Tenant
 from engine.beam_search import BeamSearchParams
 from engine.client import EngineClient
+from engine.errors import EngineDeadError
 from engine.prepared import PreparedModel
+from engine.protocol import EngineInfo
 from engine.sampling_params import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
@@ -39,6 +42,14 @@ class Services:
     @property
     def model_name(self) -> str:
         return self.model.manifest.name
+
+    @property
+    def engine_info(self) -> EngineInfo:
+        """What the engine serves. Raises EngineUnavailable."""
+        try:
+            return self.engine.info
+        except EngineDeadError:
+            raise EngineUnavailable(UNAVAILABLE) from None
 
     def generation(
         self,

@@ -86,3 +86,26 @@ def test_what_the_template_refuses_is_a_mistake_in_the_configuration(template: C
 
 def test_instructions_stay_out_of_logs(assistants: Assistants) -> None:
     assert "Be kind." not in repr(list(assistants))
+
+
+def test_a_trunk_ends_where_the_first_variable_begins_and_holds_what_is_fixed(template: ChatTemplate) -> None:
+    config = AssistantConfig(
+        id="x",
+        shared=True,
+        instructions="Of {{shop}}, for {{who}}.",
+        variables=("who",),
+        fixed_variables={"shop": "Harbour {{line}}"},
+    )
+    (assistant,) = Assistants.build([config], template, SCOPES)
+    assert list(assistant.trunk_ids) == [IM_START, *b"system\nOf Harbour {{line}}, for "]
+    assert assistant.filled({"who": "{{shop}}"}) == "Of Harbour {{line}}, for {{shop}}."
+
+
+def test_variables_have_their_placeholders() -> None:
+    for fields in ({"variables": ("who",)}, {"fixed_variables": {"who": "x"}}):
+        with pytest.raises(ValueError, match=r"no placeholder \{\{who\}\}"):
+            AssistantConfig(id="x", shared=True, instructions="For {who}.", **fields)
+    with pytest.raises(ValueError, match="comes twice"):
+        AssistantConfig(
+            id="x", shared=True, instructions="For {{who}}.", variables=("who",), fixed_variables={"who": "x"}
+        )
