@@ -23,7 +23,7 @@ static Span run_span(const LayerCache& cache, const TrunklineStep& step, const R
           std::min(PIECE_TOKENS, num_tokens - first)};
 }
 
-void Decoder::attend_nodes(int thread, const LayerCache& cache) const {
+void Decoder::attend_nodes(int thread, Tiles& tiles, const LayerCache& cache) const {
   const AttentionScratch& scratch = scratch_[thread];
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
   const int first_task = plan_.node_bounds[thread];
@@ -36,11 +36,12 @@ void Decoder::attend_nodes(int thread, const LayerCache& cache) const {
     Span next{};
     if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, plan_.node_tasks[i + 1]);
     piece.fill(node_span(cache, task), next, queries.num_rows);
+    tiles.set_narrow(queries.is_narrow());
     attend<false>(piece, task.first_token, queries, scale(), scratch, parts_[task.parts]);
   }
 }
 
-void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineStep& step) const {
+void Decoder::attend_runs(int thread, Tiles& tiles, const LayerCache& cache, const TrunklineStep& step) const {
   const AttentionScratch& scratch = scratch_[thread];
   const Parts& parts = scratch.state;
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
@@ -63,6 +64,7 @@ void Decoder::attend_runs(int thread, const LayerCache& cache, const TrunklineSt
       else if (i + 1 < plan_.run_bounds[thread + 1])
         next = run_span(cache, step, plan_.run_tasks[i + 1], plan_.apart_tokens[plan_.run_tasks[i + 1].run]);
       piece.fill(run_span(cache, step, task, first), next, queries.num_rows);
+      tiles.set_narrow(queries.is_narrow());
       attend<true>(piece, first, queries, scale(), scratch, parts);
     }
     for (int r = 0; r < queries.num_rows; r++) {
@@ -81,10 +83,10 @@ void Decoder::attention(int layer, const TrunklineStep& step, const Element* q, 
   const int size = shape_.num_heads * shape_.head_dim;
   for (int row = 0; row < step.num_rows; row++)
     memcpy(queries_.row(row), q + size_t(row) * size, size * sizeof(Element));
-  run([&](int thread) {
-    attend_nodes(thread, cache(step, layer));
+  run([&](int thread, Tiles& tiles) {
+    attend_nodes(thread, tiles, cache(step, layer));
     threads_.barrier();
-    attend_runs(thread, cache(step, layer), step);
+    attend_runs(thread, tiles, cache(step, layer), step);
   });
   for (int row = 0; row < step.num_rows; row++)
     memcpy(out + size_t(row) * size, attended_.row(row), size * sizeof(Element));

@@ -125,7 +125,7 @@ INLINE Floats swiglu(Floats gate, Floats up) {
   return gate * up / (exp2(exponent < 126.f ? exponent : all(126.f)) + 1.f);
 }
 
-void Decoder::run_layer(int thread, int index, const TrunklineStep& step, float* residual) {
+void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep& step, float* residual) {
   const Layer& layer = layers_[index];
   const LayerCache cache = this->cache(step, index);
   const int num_rows = step.num_rows;
@@ -143,10 +143,11 @@ void Decoder::run_layer(int thread, int index, const TrunklineStep& step, float*
   for (int row = mine.begin; row < mine.end; row++) rotate_row(layer, cache, step, row);
   threads_.barrier();
   if (!plan_.node_tasks.empty()) {
-    attend_nodes(thread, cache);
+    attend_nodes(thread, tiles, cache);
     threads_.barrier();
   }
-  attend_runs(thread, cache, step);
+  attend_runs(thread, tiles, cache, step);
+  tiles.set_narrow(false);
   threads_.barrier();
   add_product(thread, layer.o, layer.o_bias, attended_, num_rows, residual);
   threads_.barrier();
@@ -171,21 +172,21 @@ void Decoder::run_layer(int thread, int index, const TrunklineStep& step, float*
 void Decoder::forward(const TrunklineStep& step, float* residual) {
   prepare(step);
   const int size = shape_.hidden_size;
-  run([&](int thread) {
+  run([&](int thread, Tiles& tiles) {
     const auto mine = threads_.share(thread, step.num_rows);
     for (int row = mine.begin; row < mine.end; row++) {
       const Element* from = (const Element*)outer_.embedding + size_t(step.token_ids[row]) * size;
       for (int i = 0; i < size; i++) residual[size_t(row) * size + i] = to_float(from[i]);
     }
     // the same rows are normed by the same thread: no barrier is needed yet
-    for (int layer = 0; layer < step.num_layers; layer++) run_layer(thread, layer, step, residual);
+    for (int layer = 0; layer < step.num_layers; layer++) run_layer(thread, tiles, layer, step, residual);
   });
 }
 
 void Decoder::logits(const float* residual, int num_rows, float* logits) {
   reserve(num_rows);
   const int vocab_size = shape_.vocab_size;
-  run([&](int thread) {
+  run([&](int thread, Tiles& tiles) {
     norm_rows(thread, residual, num_rows, norm_);
     threads_.barrier();
     head_.run(threads_, thread, normed_.words, normed_.stride, num_rows,
@@ -217,7 +218,7 @@ struct Largest {
 void Decoder::greedy(const float* residual, int num_rows, int32_t* ids) {
   reserve(num_rows);
   std::vector<Largest> found(size_t(shape_.num_threads) * num_rows);
-  run([&](int thread) {
+  run([&](int thread, Tiles& tiles) {
     norm_rows(thread, residual, num_rows, norm_);
     threads_.barrier();
     Largest* mine = &found[size_t(thread) * num_rows];
@@ -246,7 +247,7 @@ void Decoder::linear(int index, int which, const Element* x, int num_rows, float
   reserve(num_rows);
   const Activations& a = which == 1 ? attended_ : which == 3 ? activated_ : normed_;
   for (int row = 0; row < num_rows; row++) memcpy(a.row(row), x + size_t(row) * inputs, inputs * sizeof(Element));
-  run([&](int thread) {
+  run([&](int thread, Tiles& tiles) {
     linear.run(threads_, thread, a.words, a.stride, num_rows, [&](int panel, int first, int count, const float* c) {
       for (int r = 0; r < count; r++)
         memcpy(out + size_t(first + r) * columns + panel * PANEL, c + r * PANEL, PANEL * sizeof(float));

@@ -62,16 +62,16 @@ class Decoder {
   void run(Task&& task) {
     threads_.run([&](int thread) {
       Tiles tiles;
-      task(thread);
+      task(thread, tiles);
     });
   }
   void reserve(int num_rows);
   void prepare(const TrunklineStep& step);
-  void run_layer(int thread, int layer, const TrunklineStep& step, float* residual);
+  void run_layer(int thread, Tiles& tiles, int layer, const TrunklineStep& step, float* residual);
   void norm_rows(int thread, const float* x, int num_rows, const float* weight) const;
   void rotate_row(const Layer& layer, const LayerCache& cache, const TrunklineStep& step, int row) const;
-  void attend_nodes(int thread, const LayerCache& cache) const;
-  void attend_runs(int thread, const LayerCache& cache, const TrunklineStep& step) const;
+  void attend_nodes(int thread, Tiles& tiles, const LayerCache& cache) const;
+  void attend_runs(int thread, Tiles& tiles, const LayerCache& cache, const TrunklineStep& step) const;
   void gather(const Queries& queries, int from, int to, int kv_head) const;
   void add_product(int thread, const Linear& linear, const float* bias, const Activations& a, int num_rows,
                    float* residual) const;

@@ -70,6 +70,9 @@ struct Queries {
   // Tokens that the first token's rows see; the next token's see one more, and so on.
   int num_visible;
 
+  // Whether tiles for few rows do.
+  bool is_narrow() const { return num_rows <= 4; }
+
   // Which token a row belongs to.
   unsigned token(int row) const { return unsigned(row) * inverse_group >> 16; }
   unsigned inverse_group = 65535 / group + 1;  // exact for the few hundred rows there can be

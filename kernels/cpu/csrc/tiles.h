@@ -7,6 +7,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+
 #include "simd.h"
 
 #if defined(__AMX_BF16__) && ELEMENT_IS_BF16
@@ -46,7 +49,7 @@ INLINE void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(A), "i"(B));
 }
 
-// A thread's tiles, all of full size, while it lives.
+// A thread's tiles while it lives.
 class Tiles {
  public:
   // Once for the process, before the first tile: the kernel has to make room for them where it saves registers.
@@ -55,21 +58,41 @@ class Tiles {
     if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) throw NoPermission();
   }
 
-  Tiles() {
+  Tiles() { make_full(); }
+  ~Tiles() { asm volatile("tilerelease"); }
+
+  // All of full size, or for few rows: 0, 1 and 4 have four rows, 2, 3 and 5 four columns.
+  void set_narrow(bool narrow) {
+    if (narrow == is_narrow_) return;
+    is_narrow_ = narrow;
+    if (narrow)
+      configure({4, 4, 16, 16, 4, 16, 16, 16}, {64, 64, 16, 16, 64, 16, 64, 64});
+    else
+      make_full();
+  }
+
+ private:
+  void make_full() { configure({16, 16, 16, 16, 16, 16, 16, 16}, {64, 64, 64, 64, 64, 64, 64, 64}); }
+
+  static void configure(std::array<uint8_t, 8> rows, std::array<uint16_t, 8> row_bytes) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
     } config;
+    std::copy(row_bytes.begin(), row_bytes.end(), config.row_bytes);
+    std::copy(rows.begin(), rows.end(), config.rows);
     asm volatile("ldtilecfg %0" : : "m"(config));
   }
-  ~Tiles() { asm volatile("tilerelease"); }
+
+  bool is_narrow_ = false;
 };
 
 #else
 
 struct Tiles {
   static void ask_permission() {}
+  void set_narrow(bool) {}
   ~Tiles() {}
 };
 
