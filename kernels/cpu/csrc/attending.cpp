@@ -13,40 +13,48 @@ void Decoder::gather(const Queries& queries, int from, int to, int kv_head) cons
   }
 }
 
-static Span node_span(const LayerCache& cache, const NodeTask& task) {
-  return {cache, task.kv_head, task.table, task.first_token, task.num_tokens};
-}
-
-static Span run_span(const LayerCache& cache, const TrunklineStep& step, const RunTask& task, int first) {
-  const int num_tokens = step.run_tokens[task.run] - (step.run_rows[task.run] - task.first_row - task.num_rows);
-  return {cache, task.kv_head, step.block_ids + step.run_tables[task.run], first,
-          std::min(PIECE_TOKENS, num_tokens - first)};
+static Span span_of(const LayerCache& cache, const NodeTask& task, int num_heads = 1) {
+  return {cache, task.kv_head, task.table, task.first_token, task.num_tokens, num_heads};
 }
 
 void Decoder::attend_nodes(int thread, Tiles& tiles, const LayerCache& cache) const {
   const AttentionScratch& scratch = scratch_[thread];
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
-  const int first_task = plan_.node_bounds[thread];
-  for (int i = first_task; i < plan_.node_bounds[thread + 1]; i++) {
-    const NodeTask& task = plan_.node_tasks[i];
-    Queries queries{scratch.queries, padded_stride(shape_.head_dim), task.num_rows * group_, group_, 1 << 30};
-    const NodeTask* before = i > first_task ? &plan_.node_tasks[i - 1] : nullptr;
-    if (!before || before->table != task.table || before->kv_head != task.kv_head)
+  const std::vector<NodeTask>& tasks = plan_.node_tasks;
+  std::vector<const int32_t*> gathered(shape_.num_kv_heads);
+  const int end = plan_.node_bounds[thread + 1];
+  for (int i = plan_.node_bounds[thread], first = i; i < end; i++) {
+    const NodeTask& task = tasks[i];
+    Queries queries{scratch.queries + task.kv_head * scratch.head_queries, padded_stride(shape_.head_dim),
+                    task.num_rows * group_, group_, 1 << 30};
+    if (gathered[task.kv_head] != task.table)
       for (int r = 0; r < task.num_rows; r++) gather(queries, task.rows[r], r * group_, task.kv_head);
-    Span next{};
-    if (i + 1 < plan_.node_bounds[thread + 1]) next = node_span(cache, plan_.node_tasks[i + 1]);
-    piece.fill(node_span(cache, task), next, queries.num_rows);
+    gathered[task.kv_head] = task.table;
+    if (i == first) {
+      const int beside = Plan::num_beside(tasks, i, end), next = first = i + beside;
+      piece.ask(next < end ? span_of(cache, tasks[next], Plan::num_beside(tasks, next, end)) : Span{},
+                beside * Piece::num_steps(task.num_tokens, queries.num_rows));
+    }
+    piece.fill(span_of(cache, task));
     tiles.set_narrow(queries.is_narrow());
     attend<false>(piece, task.first_token, queries, scale(), scratch, parts_[task.parts]);
   }
+}
+
+static Span span_of(const LayerCache& cache, const TrunklineStep& step, const RunTask& task, int first, int num_heads = 1) {
+  const int num_tokens = step.run_tokens[task.run] - (step.run_rows[task.run] - task.first_row - task.num_rows);
+  return {cache, task.kv_head, step.block_ids + step.run_tables[task.run], first,
+          std::min(PIECE_TOKENS, num_tokens - first), num_heads};
 }
 
 void Decoder::attend_runs(int thread, Tiles& tiles, const LayerCache& cache, const TrunklineStep& step) const {
   const AttentionScratch& scratch = scratch_[thread];
   const Parts& parts = scratch.state;
   Piece piece(scratch.keys, scratch.values, shape_.head_dim);
-  for (int i = plan_.run_bounds[thread]; i < plan_.run_bounds[thread + 1]; i++) {
-    const RunTask& task = plan_.run_tasks[i];
+  const std::vector<RunTask>& tasks = plan_.run_tasks;
+  const int end = plan_.run_bounds[thread + 1];
+  for (int i = plan_.run_bounds[thread], first_task = i; i < end; i++) {
+    const RunTask& task = tasks[i];
     const int first_row = plan_.first_rows[task.run] + task.first_row;
     const int first_visible = step.run_tokens[task.run] - step.run_rows[task.run] + task.first_row + 1;
     const int num_tokens = first_visible + task.num_rows - 1;
@@ -57,13 +65,22 @@ void Decoder::attend_runs(int thread, Tiles& tiles, const LayerCache& cache, con
       for (int p = 0; p < share->num_pieces; p++)
         parts.merge(0, parts_[share->first_parts + task.kv_head * share->num_pieces + p],
                     (share->reader + task.first_row) * group_, queries.num_rows);
-    for (int first = plan_.apart_tokens[task.run]; first < num_tokens; first += PIECE_TOKENS) {
-      Span next{};
-      if (first + PIECE_TOKENS < num_tokens)
-        next = run_span(cache, step, task, first + PIECE_TOKENS);
-      else if (i + 1 < plan_.run_bounds[thread + 1])
-        next = run_span(cache, step, plan_.run_tasks[i + 1], plan_.apart_tokens[plan_.run_tasks[i + 1].run]);
-      piece.fill(run_span(cache, step, task, first), next, queries.num_rows);
+    const bool is_one_piece = num_tokens - task.first_token <= PIECE_TOKENS;
+    for (int first = task.first_token; first < num_tokens; first += PIECE_TOKENS) {
+      const Span span = span_of(cache, step, task, first);
+      const int steps = Piece::num_steps(span.num_tokens, queries.num_rows);
+      if (first + PIECE_TOKENS < num_tokens) {
+        piece.ask(span_of(cache, step, task, first + PIECE_TOKENS), steps);
+      } else if (i == first_task || !is_one_piece) {
+        const int beside = is_one_piece ? Plan::num_beside(tasks, i, end) : 1, next = i + beside;
+        const bool asks_for_all = next < end && (is_one_piece || !tasks[next].is_beside(task));
+        piece.ask(next < end ? span_of(cache, step, tasks[next], tasks[next].first_token,
+                                       asks_for_all ? Plan::num_beside(tasks, next, end) : 1)
+                             : Span{},
+                  beside * steps);
+        first_task = next;
+      }
+      piece.fill(span);
       tiles.set_narrow(queries.is_narrow());
       attend<true>(piece, first, queries, scale(), scratch, parts);
     }

@@ -34,7 +34,7 @@ void Decoder::prepare(const TrunklineStep& step) {
   parts_.resize(plan_.part_rows.size());
   const auto place_all = [&](char* base) {
     Layout layout(base);
-    for (auto& scratch : scratch_) scratch.place(layout, shape_.head_dim, plan_.max_query_rows);
+    for (auto& scratch : scratch_) scratch.place(layout, shape_.num_kv_heads, shape_.head_dim, plan_.max_query_rows);
     for (size_t i = 0; i < parts_.size(); i++) parts_[i].place(layout, plan_.part_rows[i], shape_.head_dim);
     return layout.used();
   };

@@ -84,17 +84,19 @@ struct AttentionScratch {
   Word* values;
   float* scores;    // [MAX_ROWS][PIECE_TOKENS]
   Word* weights;    // [MAX_ROWS][weight_stride]
-  Word* queries;    // [max_query_rows, up to ROW_MULTIPLE][padded_stride(head_dim)]
+  Word* queries;    // [num_kv_heads][max_query_rows, up to ROW_MULTIPLE][padded_stride(head_dim)]
+  size_t head_queries;
   Parts state;      // of max_query_rows
 
   static constexpr int WEIGHT_STRIDE = PIECE_TOKENS / WORD_ELEMENTS + STRIDE_PAD_WORDS;
 
-  void place(Layout& layout, int head_dim, int max_query_rows) {
+  void place(Layout& layout, int num_kv_heads, int head_dim, int max_query_rows) {
     keys = layout.take<Word>(Piece::num_key_words(head_dim));
     values = layout.take<Word>(Piece::num_value_words(head_dim));
     scores = layout.take<float>(MAX_ROWS * PIECE_TOKENS);
     weights = layout.take<Word>(MAX_ROWS * WEIGHT_STRIDE);
-    queries = layout.take<Word>(size_t(round_up(max_query_rows, ROW_MULTIPLE)) * padded_stride(head_dim));
+    head_queries = size_t(round_up(max_query_rows, ROW_MULTIPLE)) * padded_stride(head_dim);
+    queries = layout.take<Word>(num_kv_heads * head_queries);
     state.place(layout, max_query_rows, head_dim);
   }
 };

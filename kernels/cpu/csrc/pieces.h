@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "product.h"
 
@@ -23,12 +24,13 @@ struct LayerCache {
 constexpr int MAX_HEAD_DIM = 256;
 alignas(64) static const Element ZEROS[MAX_HEAD_DIM] = {};
 
-// Tokens [first, first + num_tokens) of a block table, for one KV head.
+// Tokens [first, first + num_tokens) of a block table, for one KV head, or for some that follow one another.
 struct Span {
   LayerCache cache;
   int kv_head;
   const int32_t* table;
   int first, num_tokens;
+  int num_heads = 1;
 
   // Calls body(token, key, value, count) for tokens [begin, end) of the span, by runs that lie side by side.
   template <class Body>
@@ -43,26 +45,33 @@ struct Span {
   }
 };
 
-// Asks memory for a span's K, then V, a few lines at a time between other work: it takes no more at once than that.
+// Asks memory for a span's K, then V, a few lines at a time between other work: it takes no more at once than that, and
+// runs of lines that are long come fastest.
 class Asking {
  public:
   // All of it in about so many steps, at least one; a span may be empty.
   void begin(const Span& span, int num_steps) {
-    num_parts_ = part_ = 0;
+    parts_.clear();
+    part_ = 0;
     if (span.num_tokens == 0) return;
+    const LayerCache& cache = span.cache;
+    const size_t head_bytes = size_t(cache.block_size) * cache.head_dim * sizeof(Element);
     int num_lines = 0;
-    for (size_t offset : {size_t(0), span.cache.values_offset})
+    for (size_t offset : {size_t(0), cache.values_offset})
       span.for_runs(0, span.num_tokens, [&](int, const Element* key, const Element*, int count) {
         const char* from = (const char*)(key + offset);
-        const char* end = from + count * span.cache.head_dim * sizeof(Element);
-        parts_[num_parts_++] = {from, end};
-        num_lines += (end - from + 63) / 64;
+        const size_t num_bytes = size_t(count) * cache.head_dim * sizeof(Element);
+        // heads of a whole block lie side by side
+        const bool is_whole = num_bytes == head_bytes;
+        for (int i = 0; i < (is_whole ? 1 : span.num_heads); i++)
+          parts_.push_back({from + i * head_bytes, from + i * head_bytes + (is_whole ? span.num_heads * head_bytes : num_bytes)});
+        num_lines += int(span.num_heads * ((num_bytes + 63) / 64));
       });
     lines_per_step_ = (num_lines + num_steps - 1) / num_steps;
   }
 
   INLINE_METHOD void step() {
-    for (int i = 0; i < lines_per_step_ && part_ < num_parts_; i++) {
+    for (int i = 0; i < lines_per_step_ && part_ < parts_.size(); i++) {
       Part& part = parts_[part_];
       prefetch(part.from);
       part.from += 64;
@@ -74,8 +83,9 @@ class Asking {
   struct Part {
     const char *from, *end;
   };
-  int num_parts_ = 0, part_ = 0, lines_per_step_ = 0;
-  Part parts_[2 * (PIECE_TOKENS + 1)];  // a block for each token at worst
+  size_t part_ = 0;
+  int lines_per_step_ = 0;
+  std::vector<Part> parts_;
 };
 
 #ifdef __AVX512F__
@@ -144,16 +154,22 @@ class Piece {
   const Word* key_panel(int i) const { return keys_ + size_t(i) * key_depth_ * PANEL; }
   const Word* value_panel(int i) const { return values_ + size_t(i) * (PIECE_TOKENS / WORD_ELEMENTS) * PANEL; }
 
-  // Takes the span's tokens; slots behind them are not read. Meanwhile, and while num_rows rows attend to it, memory is
-  // asked for `next`.
-  void fill(const Span& span, const Span& next, int num_rows) {
-    num_tokens_ = span.num_tokens;
+  // Steps of asking while so many tokens are filled in and so many rows attend to them.
+  static int num_steps(int num_tokens, int num_rows) {
 #if HAS_TILES
-    // for each 32 tokens two steps while values are filled in, two of weights for each 16 rows, one of scores for each 32
-    asking_.begin(next, (num_tokens_ + 31) / 32 * (2 + 5 * ((num_rows + TILE_ROWS - 1) / TILE_ROWS) / 2));
+    // for each 32 tokens two while values are filled in, two of weights for each 16 rows, one of scores for each 32
+    return (num_tokens + 31) / 32 * (2 + 5 * ((num_rows + TILE_ROWS - 1) / TILE_ROWS) / 2);
 #else
-    asking_.begin(next, 2 * ((num_tokens_ + 15) / 16));
+    return 2 * ((num_tokens + 15) / 16);
 #endif
+  }
+
+  // From now on memory is asked for `next` in so many steps.
+  void ask(const Span& next, int num_steps) { asking_.begin(next, num_steps); }
+
+  // Takes the span's tokens; slots behind them are not read.
+  void fill(const Span& span) {
+    num_tokens_ = span.num_tokens;
     span.for_runs(0, num_tokens_, [&](int token, const Element* key, const Element* value, int count) {
       for (int i = 0; i < count; i++) {
         keys_of_[token + i] = key + i * head_dim_;

@@ -19,12 +19,17 @@ struct NodeTask {
   int num_rows, kv_head;
   int first_token, num_tokens;
   int parts;  // index
+
+  bool is_beside(const NodeTask& other) const { return table == other.table && first_token == other.first_token; }
 };
 
 // Some rows of a run for one KV head.
 struct RunTask {
   int run, kv_head;
   int first_row, num_rows;  // within the run
+  int first_token;          // where its own part of the run's table begins
+
+  bool is_beside(const RunTask& other) const { return run == other.run && first_row == other.first_row; }
 };
 
 // Parts of a node that a run has to merge.
@@ -42,6 +47,14 @@ class Plan {
   std::vector<int> part_rows;                // rows of each parts
   std::vector<int> apart_tokens;             // [num_runs]: its first tokens, which are read like a node's
   int max_query_rows = 1;
+
+  // How many tasks from one on, before `end`, differ from it in the head alone.
+  template <class Task>
+  static int num_beside(const std::vector<Task>& tasks, int first, int end) {
+    int i = first;
+    while (i < end && tasks[i].is_beside(tasks[first])) i++;
+    return i - first;
+  }
 
   const Share* shares_begin(int run) const { return shares_.data() + share_offsets_[run]; }
   const Share* shares_end(int run) const { return shares_.data() + share_offsets_[run + 1]; }
@@ -100,10 +113,12 @@ class Plan {
 
   void add_node(const int32_t* table, int num_tokens, const int32_t* rows, int num_rows, int num_kv_heads,
                 std::vector<long>& costs) {
-    for (int kv_head = 0; kv_head < num_kv_heads; kv_head++)
-      for (int first = 0; first < num_tokens; first += PIECE_TOKENS) {
-        const int count = std::min(PIECE_TOKENS, num_tokens - first);
-        node_tasks.push_back({table, rows, num_rows, kv_head, first, count, int(part_rows.size())});
+    // one head after the other, as they lie in memory
+    const int first_parts = int(part_rows.size()), pieces = num_pieces(num_tokens);
+    for (int piece = 0; piece < pieces; piece++)
+      for (int kv_head = 0; kv_head < num_kv_heads; kv_head++) {
+        const int first = piece * PIECE_TOKENS, count = std::min(PIECE_TOKENS, num_tokens - first);
+        node_tasks.push_back({table, rows, num_rows, kv_head, first, count, first_parts + kv_head * pieces + piece});
         part_rows.push_back(num_rows * group_);
         costs.push_back(long(count) * (FILL_COST + num_rows * group_));
       }
@@ -125,7 +140,7 @@ class Plan {
         for (int kv_head = 0; kv_head < shape.num_kv_heads; kv_head++) {
           const int first = int(long(rows) * i / parts), count = int(long(rows) * (i + 1) / parts) - first;
           const int num_seen = step.run_tokens[run] - (rows - first - count) - apart_tokens[run];
-          run_tasks.push_back({run, kv_head, first, count});
+          run_tasks.push_back({run, kv_head, first, count, apart_tokens[run]});
           costs.push_back(long(num_seen) * (FILL_COST + count * group_) + TASK_COST);
           max_query_rows = std::max(max_query_rows, count * group_);
         }
