@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from app.admin import Admin
+from app.callers import TicketRoutes
 from app.chat_completions import ChatCompletions
 from app.completions import Completions
 from app.errors import ApiError, from_status
@@ -24,7 +25,13 @@ CLIENT_CLOSED_REQUEST = 499
 
 def create_app(services: Services, routes: Sequence[BaseRoute] = ()) -> Starlette:
     """`routes`: those of the stateful APIs and of the page, which bring services of their own."""
-    parts = (Admin(services), Models(services), ChatCompletions(services), Completions(services))
+    parts = (
+        Admin(services),
+        Models(services),
+        TicketRoutes(services),
+        ChatCompletions(services),
+        Completions(services),
+    )
     app = Starlette(
         routes=[*(route for part in parts for route in part.routes()), *routes],
         middleware=[

@@ -32,6 +32,8 @@ from app.responses import Responses
 from app.scopes import Scopes, ensure_secret
 from app.services import Services
 from app.sessions import Sessions
+from app.tenant_store import TenantStore
+from app.tickets import Tickets
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.prepared import PreparedModel
@@ -104,10 +106,13 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
     model = PreparedModel.load(config.model_dir)
     tokenizer = Tokenizer.load(model)
     template = ChatTemplate(model.chat_template or NO_TEMPLATE, tokenizer)
-    scopes = Scopes(ensure_secret(config.state_dir))
+    secret = ensure_secret(config.state_dir)
+    scopes = Scopes(secret)
+    live = LiveConfig(config, file_config, template if model.chat_template is not None else None, scopes)
+    tenant_store = None if config.redis_url is None else TenantStore.connect(config.redis_url)
     return Services(
         config=config,
-        live=LiveConfig(config, file_config, template if model.chat_template is not None else None, scopes),
+        live=live,
         model=model,
         tokenizer=tokenizer,
         template=template,
@@ -115,6 +120,8 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         prompts=PromptBuilder(tokenizer, template, scopes),
         metrics=Metrics(),
         history=PromptHistory(),
+        tickets=Tickets(secret, tenant_store),
+        tenant_store=tenant_store,
     )
 
 
@@ -188,7 +195,7 @@ async def serve(config: GatewayConfig) -> None:
             await Server(uvicorn_config(app, shutdown_s=config.shutdown_s)).serve([listening_socket(config)])
     finally:
         await engine.close()
-        services.prompts.close()
+        await services.close()
 
 
 def main() -> int:

@@ -11,7 +11,9 @@ from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
+from app.tenant_store import TenantStore
 from app.tenants import Tenant
+from app.tickets import Tickets
 from engine.beam_search import BeamSearchParams
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
@@ -33,6 +35,15 @@ class Services:
     prompts: PromptBuilder
     metrics: Metrics
     history: PromptHistory
+    tickets: Tickets
+    tenant_store: TenantStore | None
+    """None without a Redis."""
+
+    async def close(self) -> None:
+        """What was opened with them; nothing may be under way any more."""
+        if self.tenant_store is not None:
+            await self.tenant_store.close()
+        self.prompts.close()
 
     @property
     def current(self) -> Configured:

@@ -48,13 +48,21 @@ class Tenants:
     def is_open(self) -> bool:
         return not self._keys
 
+    @property
+    def key_digests(self) -> list[bytes | None]:
+        """Of all keys that are valid; on an open server the one "key" is None."""
+        return [None] if self.is_open else [digest for digest, _ in self._keys]
+
     def authenticate(self, authorization: str | None) -> Tenant:
         """The tenant whose key the Authorization header carries. Raises Unauthorized."""
+        return self.tenant_of(digest_of(authorization, is_needed=not self.is_open))
+
+    def tenant_of(self, digest: bytes | None) -> Tenant:
+        """The tenant that has a key of this digest; None counts only where no key is asked for. Raises Unauthorized."""
         if self.is_open:
             return Tenant(OPEN_TENANT)
-        digest = hash_key(_bearer(authorization))
         # Every hash is compared, each in constant time: how long it takes says nothing about the keys.
-        found = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest)]
+        found = [tenant for known, tenant in self._keys if hmac.compare_digest(known, digest or b"")]
         if not found:
             raise Unauthorized("The API key is not known here.")
         return found[0]
@@ -69,6 +77,11 @@ class Tenants:
         if any([hmac.compare_digest(known, digest) for known in self._admin_hashes]):
             return
         raise _no_admin(digest, (known for known, _ in self._keys))
+
+
+def digest_of(authorization: str | None, *, is_needed: bool = True) -> bytes | None:
+    """The digest of the key in an Authorization header. Raises Unauthorized where there is none but `is_needed`."""
+    return hash_key(_bearer(authorization)) if is_needed else None
 
 
 def _no_admin(digest: bytes, tenant_hashes: Iterable[bytes]) -> ApiError:

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from app.callers import Caller, admit
 from app.conversation import (
     CLOSE_POLICY_VIOLATION,
     CLOSE_SLOW_READER,
@@ -29,7 +30,7 @@ from app.conversation import (
     error_event,
 )
 from app.disconnect import cancel_and_wait
-from app.errors import ApiError, RateLimited, Unauthorized
+from app.errors import ApiError, RateLimited
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
@@ -38,7 +39,6 @@ from app.response_plan import Parent
 from app.response_service import ResponseService, Started, events_not_held
 from app.services import Services
 from app.sse import error_response
-from app.tenants import Tenant
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +67,15 @@ class Websockets:
     async def connect(self, websocket: WebSocket) -> None:
         configured = self._services.current
         try:
-            tenant = configured.tenants.authenticate(websocket.headers.get("authorization"))
+            caller = await admit(self._services, configured, websocket)
         except ApiError as e:
             await websocket.send_denial_response(error_response(e))
             return
         try:
-            await websocket.accept()
+            await websocket.accept(caller.subprotocol)
         except WebSocketDisconnect:
             return
-        await _Connection(websocket, self._services.live, self._service, configured, tenant).run()
+        await _Connection(websocket, self._services.live, self._service, configured, caller).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -97,14 +97,14 @@ class _Connection:
         live: LiveConfig,
         service: ResponseService,
         configured: Configured,
-        tenant: Tenant,
+        caller: Caller,
     ) -> None:
-        """`configured`: the configuration that knows the caller as `tenant`."""
+        """`configured`: the configuration that knows the caller."""
         self._websocket = websocket
         self._live = live
         self._configured = configured
         self._service = service
-        self._tenant = tenant
+        self._caller = caller
         self._send_timeout_s = configured.limits.send_timeout_s
         self._conversation = Conversation()
         self._commands: set[asyncio.Task[None]] = set()
@@ -163,14 +163,12 @@ class _Connection:
         if current is self._configured:
             return current
         try:
-            tenant = current.tenants.authenticate(self._websocket.headers.get("authorization"))
-            if tenant.id != self._tenant.id:
-                raise Unauthorized("The API key belongs to another tenant now: connect again.")
+            caller = self._caller.again(current.tenants)
         except ApiError:
             self._close_at_rest = Close(CLOSE_POLICY_VIOLATION, "the API key is not valid any more")
             self._news.set()
             raise
-        self._tenant, self._configured = tenant, current
+        self._caller, self._configured = caller, current
         return current
 
     def _do(self, commands: Sequence[Command]) -> None:
@@ -221,7 +219,9 @@ class _Connection:
         unstored = dict(self._unstored.values())
         try:
             configured = self._authenticate()
-            started = await self._service.create(configured, self._tenant, body, stream_id=lane, unstored=unstored)
+            started = await self._service.create(
+                configured, self._caller.tenant, body, stream_id=lane, unstored=unstored
+            )
         except ApiError as e:
             self._do(self._conversation.refused(lane, e))
             return
@@ -229,13 +229,13 @@ class _Connection:
 
     async def _cancel(self, response_id: str, stream_id: str | None) -> None:
         try:
-            await self._service.cancel(self._tenant, response_id)
+            await self._service.cancel(self._caller.tenant, response_id)
         except ApiError as e:
             self._send_error(error_event(e, stream_id))
 
     async def _resume(self, command: Resume) -> None:
         try:
-            followed = await self._service.follow(self._tenant, command.response_id, command.starting_after)
+            followed = await self._service.follow(self._caller.tenant, command.response_id, command.starting_after)
         except ApiError as e:
             self._send_error(error_event(e, command.stream_id))
             return

@@ -143,7 +143,7 @@ async def serving(
         server.should_exit = True
         await task
         await engine.close()
-        services.prompts.close()
+        await services.close()
 
 
 async def until(condition: Callable[[], bool], turns: int = 1_000_000) -> None:

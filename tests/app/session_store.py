@@ -23,9 +23,10 @@ def server_program() -> Path:
 class SessionServer:
     """The server process and the folder it keeps its data in."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: Path | None = None) -> None:
+        """`program`: in place of the embedded one."""
         self._folder = Path(tempfile.mkdtemp(prefix="tl"))  # a socket's path may have 107 bytes only
-        self._program = server_program()
+        self._program = program or server_program()
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -113,8 +114,8 @@ class SessionProxy:
 
 
 @contextlib.asynccontextmanager
-async def session_server() -> AsyncIterator[SessionServer]:
-    server = SessionServer()
+async def session_server(program: Path | None = None) -> AsyncIterator[SessionServer]:
+    server = SessionServer(program)
     await server.start()
     try:
         yield server

@@ -134,7 +134,7 @@ async def running_gateway(
             await service.close()
             await sessions.close()
             await engine.close()
-            services.prompts.close()
+            await services.close()
             listener.close()
 
 

@@ -13,8 +13,9 @@ import uvicorn
 
 from app import page
 from app.asgi import create_app
-from app.config import GatewayConfig, load_file_config
+from app.config import FileConfig, GatewayConfig, load_file_config
 from app.gateway import build_services, stateful_routes, uvicorn_config
+from app.services import Services
 from engine.protocol import AddRequest
 from tests.app.session_store import session_server
 from tests.scripted_engine import Item, ScriptedEngineClient, byte_model_info, make_byte_model
@@ -34,9 +35,12 @@ class _Server(uvicorn.Server):
 class RealGateway:
     """`start` and `stop`; in between the public methods are the test thread's."""
 
-    def __init__(self) -> None:
+    def __init__(self, file_config: FileConfig | None = None) -> None:
+        """`file_config`: in place of the demo assistants for everybody."""
         self.port = 0
+        self._file_config = file_config or load_file_config(None)
         self.engine: ScriptedEngineClient | None = None
+        self._services: Services | None = None
         self._script: list[Item] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
@@ -62,6 +66,17 @@ class RealGateway:
     def kill_engine(self) -> None:
         """Every running answer fails."""
         self._call(lambda engine: engine.die())
+
+    def put_in_force(self, file_config: FileConfig) -> None:
+        """As a reload does."""
+        assert self._loop is not None
+
+        async def put() -> None:
+            assert self._services is not None
+            live = self._services.live
+            live.current = live.build(file_config)
+
+        asyncio.run_coroutine_threadsafe(put(), self._loop).result(GUARD_S)
 
     def revive_engine(self) -> None:
         self._call(lambda engine: engine.revive())
@@ -101,7 +116,7 @@ class RealGateway:
                 config = GatewayConfig(
                     model_dir=model.path, engine_address="inproc://none", state_dir=Path(folder), redis_url=store.url
                 )
-                services = build_services(config, load_file_config(None), self.engine)
+                services = self._services = build_services(config, self._file_config, self.engine)
                 async with stateful_routes(services) as routes:
                     app = create_app(services, [*routes, *page.routes()])
                     listener = socket.create_server(("127.0.0.1", 0))
@@ -110,4 +125,4 @@ class RealGateway:
                     started.set()
                     await self._server.serve(sockets=[listener])
                 await self.engine.close()
-                services.prompts.close()
+                await services.close()

@@ -23,6 +23,7 @@ export const INITIAL_STATE = {
   recents: [],
   link: "connecting",
   notice: null,
+  locked: null, // { message } while the server asks for a key and the page has none that it takes
 };
 
 export class Chat {
@@ -30,6 +31,7 @@ export class Chat {
   #archive;
   #api;
   #place;
+  #connection = null;
   #lanes = null;
   #loading = false;
   #saving = new Map(); // conversation id -> timer
@@ -44,6 +46,7 @@ export class Chat {
 
   /** Connects the socket's two callbacks, then shows what this tab showed last. */
   start(connection) {
+    this.#connection = connection;
     this.#lanes = new Lanes({
       connection,
       api: this.#api,
@@ -76,12 +79,29 @@ export class Chat {
       const models = await this.#api.fetchModels();
       const first = models.find((model) => assistantOf(model.id) !== null) ?? models[0];
       const model = models.some(({ id }) => id === this.#state.model) ? this.#state.model : (first?.id ?? null);
-      this.#store.set({ models, model, modelsProblem: models.length ? null : { message: "The server serves no model." } });
+      this.#store.set({ models, model, locked: null, modelsProblem: models.length ? null : { message: "The server serves no model." } });
     } catch (problem) {
-      this.#store.set({ modelsProblem: problem });
+      if (problem.status === 401) this.lock();
+      else this.#store.set({ modelsProblem: problem });
     } finally {
       this.#loading = false;
     }
+  }
+
+  /** The server does not know who this is: nothing is tried until `unlock`. */
+  lock() {
+    const message = this.#api.hasKey ? "The server does not take this key." : null;
+    this.#store.set({ locked: { message }, modelsProblem: null });
+    this.#api.useKey(null);
+    this.#connection.close();
+  }
+
+  /** Goes on with the key that a person typed. */
+  async unlock(key) {
+    this.#api.useKey(key);
+    await this.loadModels();
+    if (this.#state.locked === null) this.#connection.open();
+    else if (this.#state.modelsProblem) this.#store.set({ locked: this.#state.modelsProblem });
   }
 
   chooseModel(model) {

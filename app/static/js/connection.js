@@ -15,11 +15,20 @@ export class Connection {
   #pauseMs = FIRST_PAUSE_MS;
   #onEvent;
   #onStatus;
-  status = "closed"; // connecting, open, waiting (for the next try), closed (before the first)
+  #onRefused;
+  #protocols;
+  #attempt = 0; // counts tries: one that was given up must not go on
+  status = "closed"; // connecting, open, waiting (for the next try), closed (before the first, and after `close`)
 
-  /** `onEvent(event)` for each event; `onStatus("connecting" | "open" | "waiting")` at each change. */
-  constructor({ url, onEvent, onStatus }) {
+  /**
+   * `protocols()` promises the subprotocols to open a socket with, anew for each. `onEvent(event)` for each event;
+   * `onStatus` at each change of `status`; `onRefused(problem)` when there are no protocols as the caller is unknown:
+   * then no further try is made.
+   */
+  constructor({ url, protocols, onEvent, onStatus, onRefused }) {
     this.#url = url;
+    this.#protocols = protocols;
+    this.#onRefused = onRefused;
     this.#onEvent = onEvent;
     this.#onStatus = onStatus;
     addEventListener("online", () => this.#hurry());
@@ -27,17 +36,41 @@ export class Connection {
   }
 
   open() {
-    if (this.#socket !== null) return;
+    if (this.status === "connecting" || this.status === "open") return;
     clearTimeout(this.#timer);
     this.#set("connecting");
-    const socket = new WebSocket(this.#url);
+    void this.#connect(++this.#attempt);
+  }
+
+  /** Ends the socket, or the tries for one, until `open`. */
+  close() {
+    this.#attempt++;
+    clearTimeout(this.#timer);
+    this.#socket?.close();
+    this.#socket = null;
+    this.#set("closed");
+  }
+
+  async #connect(attempt) {
+    let protocols;
+    try {
+      protocols = await this.#protocols();
+    } catch (problem) {
+      if (attempt !== this.#attempt) return;
+      if (problem.status === 401) this.#onRefused(problem);
+      else this.#retry();
+      return;
+    }
+    if (attempt !== this.#attempt) return;
+    const socket = new WebSocket(this.#url, protocols);
     this.#socket = socket;
-    socket.addEventListener("open", () => {
+    const on = (name, act) => socket.addEventListener(name, (event) => attempt === this.#attempt && act(event));
+    on("open", () => {
       this.#pauseMs = FIRST_PAUSE_MS;
       this.#set("open");
     });
-    socket.addEventListener("message", (message) => this.#read(message.data));
-    socket.addEventListener("close", () => this.#retry());
+    on("message", (message) => this.#read(message.data));
+    on("close", () => this.#retry());
   }
 
   /** Whether the event was handed to an open socket. */

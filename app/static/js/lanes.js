@@ -71,7 +71,7 @@ export class Lanes {
       const answer = this.#book.read(lane);
       if (answer === null) this.#lanes.delete(lane.key);
       else if (status === "open") lane.sent ? this.#resume(lane) : this.#send(lane);
-      else if (status === "waiting" && lane.sent) this.#lost(lane, answer);
+      else if (status !== "connecting" && lane.sent) this.#lost(lane, answer);
     }
   }
 

@@ -1,6 +1,6 @@
 /** Puts the parts together and draws them. */
 
-import * as api from "./api.js";
+import { Api } from "./api.js";
 import { Archive, openStorage } from "./archive.js";
 import { Chat, INITIAL_STATE } from "./chat.js";
 import { Connection, socketUrl } from "./connection.js";
@@ -24,12 +24,16 @@ function tabPlace(session) {
 
 function main() {
   const local = openStorage("localStorage");
+  const session = openStorage("sessionStorage");
   const store = new Store(INITIAL_STATE);
-  const chat = new Chat({ store, archive: new Archive(local), api, place: tabPlace(openStorage("sessionStorage")) });
+  const api = new Api(session);
+  const chat = new Chat({ store, archive: new Archive(local), api, place: tabPlace(session) });
   const connection = new Connection({
     url: socketUrl("/v1/responses"),
+    protocols: () => api.socketProtocols(),
     onEvent: (event) => chat.onEvent(event),
     onStatus: (status) => chat.onStatus(status),
+    onRefused: () => chat.lock(),
   });
 
   const root = document.getElementById("app");

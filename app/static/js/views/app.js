@@ -5,6 +5,7 @@ import { pathOf } from "../conversation.js";
 import { html, useEffect, useState } from "../html.js";
 import { Bar } from "./bar.js";
 import { Composer } from "./composer.js";
+import { KeyForm } from "./key_form.js";
 import { Notice } from "./notice.js";
 import { Sidebar } from "./sidebar.js";
 import { Thread } from "./thread.js";
@@ -50,14 +51,22 @@ export function App({ state, chat, storage }) {
       />
       <main class="main">
         <${Bar} model=${model} link=${state.link} onMenu=${() => setDrawer(true)} onNew=${away(() => chat.newChat())} />
-        ${conversation
-          ? html`<${Thread} key=${conversation.id} conversation=${conversation} path=${path} chat=${chat} />`
-          : html`<${Welcome} state=${state} chat=${chat} />`}
-        <div class="foot">
-          ${state.notice && html`<${Notice} problem=${state.notice} onDismiss=${() => chat.dismissNotice()} />`}
-          <${Composer} chatId=${state.currentId} model=${model} running=${running} chat=${chat} />
-        </div>
+        ${state.locked
+          ? html`<${KeyForm} problem=${state.locked} onKey=${(key) => chat.unlock(key)} />`
+          : html`<${Conversation} state=${state} conversation=${conversation} path=${path} model=${model} running=${running} chat=${chat} />`}
       </main>
+    </div>
+  `;
+}
+
+function Conversation({ state, conversation, path, model, running, chat }) {
+  return html`
+    ${conversation
+      ? html`<${Thread} key=${conversation.id} conversation=${conversation} path=${path} chat=${chat} />`
+      : html`<${Welcome} state=${state} chat=${chat} />`}
+    <div class="foot">
+      ${state.notice && html`<${Notice} problem=${state.notice} onDismiss=${() => chat.dismissNotice()} />`}
+      <${Composer} chatId=${state.currentId} model=${model} running=${running} chat=${chat} />
     </div>
   `;
 }

@@ -14,7 +14,7 @@ export function Bar({ model, link, onMenu, onNew }) {
     <div class="bar-who">
       ${model !== null && html`<h1 class="bar-name">${shownOf(model).name}</h1><p class="bar-model">${baseModelOf(model)}</p>`}
     </div>
-    <p class="link" role="status">${link !== "open" && html`<span class="link-word">${LINKS[link]}</span>`}</p>
+    <p class="link" role="status">${LINKS[link] && html`<span class="link-word">${LINKS[link]}</span>`}</p>
     <button type="button" class="ghost only-narrow" aria-label="New chat" onClick=${onNew}><${Icon} name="plus" size=${20} /></button>
   </header>`;
 }

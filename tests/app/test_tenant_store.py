@@ -1,0 +1,94 @@
+"""What gateways know in common about a tenant, on the embedded server and on another one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from app.config import FileConfig, hash_key
+from app.errors import Unauthorized
+from app.tenant_store import TenantStore, TenantStoreAway
+from app.tenants import Tenants
+from app.tickets import Tickets
+from tests import needs
+from tests.app.session_store import SessionProxy, SessionServer, session_server
+
+KEY = hash_key("key-a-one")
+TENANTS = Tenants(FileConfig.model_validate({"tenants": [{"id": "a", "key": "key-a-one"}]}))
+
+
+@pytest.fixture(params=["embedded", "redis-server"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[SessionServer]:
+    async with session_server(needs.redis_server() if request.param == "redis-server" else None) as server:
+        yield server
+
+
+@asynccontextmanager
+async def connected(url: str, **options: float) -> AsyncIterator[TenantStore]:
+    store = TenantStore.connect(url, **options)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def test_a_ticket_is_used_at_one_gateway_of_all(server: SessionServer) -> None:
+    async with connected(server.url) as one, connected(server.url) as other:
+        gateways = [Tickets(b"s" * 32, store) for store in (one, other)]
+        text = gateways[0].issue(KEY).text
+        results = await asyncio.gather(*(g.redeem(text, TENANTS) for g in gateways), return_exceptions=True)
+        assert sorted(map(type, results), key=str) == sorted([bytes, Unauthorized], key=str)
+
+
+async def test_a_use_whose_reply_was_lost_is_the_same_use(server: SessionServer) -> None:
+    proxy = SessionProxy(server)
+    async with proxy.running(), connected(proxy.url, timeout_s=30) as store:
+        assert await store.try_use_ticket("a", "first", "use")  # and the script is known from here on
+        proxy.loses_next_reply = True
+        assert await store.try_use_ticket("a", "second", "use")
+        assert not await store.try_use_ticket("a", "second", "another use")
+
+
+async def test_without_a_reply_it_says_so_in_time(server: SessionServer) -> None:
+    proxy = SessionProxy(server)
+    async with proxy.running(), connected(proxy.url, timeout_s=0.05) as store:
+        proxy.lets_replies_through.clear()
+        with pytest.raises(TenantStoreAway, match=r"no reply within 0\.05 s"):
+            await store.try_use_ticket("a", "first", "use")
+        proxy.lets_replies_through.set()
+
+
+async def test_while_the_store_is_away_a_ticket_is_used_once_at_each_gateway(server: SessionServer) -> None:
+    async with connected(server.url) as store:
+        await server.kill()
+        tickets = Tickets(b"s" * 32, store)
+        text = tickets.issue(KEY).text
+        assert await tickets.redeem(text, TENANTS) == KEY
+        with pytest.raises(Unauthorized):
+            await tickets.redeem(text, TENANTS)
+        await server.start()
+        assert await store.try_use_ticket("a", "after", "use"), "it comes back by itself"
+
+
+async def test_b38_a_cancelled_command_leaves_no_reply_behind(server: SessionServer) -> None:
+    proxy = SessionProxy(server)
+    async with proxy.running(), connected(proxy.url, timeout_s=30) as store:
+        assert await store.try_use_ticket("a", "used", "use")
+        proxy.lets_replies_through.clear()
+        asking = [asyncio.create_task(store.try_use_ticket("a", f"n{i}", "use")) for i in range(8)]
+        await asyncio.sleep(0)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        proxy.lets_replies_through.set()
+        for _ in range(16):
+            assert not await store.try_use_ticket("a", "used", "another use")
+
+
+async def test_b40_keys_carry_the_tenant_as_hash_tag_and_expire(server: SessionServer) -> None:
+    async with connected(server.url) as store:
+        await store.try_use_ticket("a", "one", "use")
+        keys = await store._redis.keys("*")
+        assert keys == [b"{t:a}:ticket:one"]
+        assert await store._redis.ttl(keys[0]) > 0
