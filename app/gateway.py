@@ -21,15 +21,18 @@ from app.asgi import create_app
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.disconnect import cancel_and_wait
 from app.event_log import MemoryEventLog
+from app.idempotency import IdempotencyKeys
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prefill import Prefill
 from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
+from app.redis_commands import RedisCommands
 from app.reload import Reloader
 from app.response_service import ResponseService
 from app.responses import Responses
 from app.scopes import Scopes, ensure_secret
+from app.send_once import SendOnce
 from app.services import Services
 from app.sessions import Sessions
 from app.tenant_store import TenantStore
@@ -132,11 +135,13 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
         yield []
         return
     sessions = Sessions.connect(services.config.redis_url, owner=secrets.token_hex(16))
+    commands = RedisCommands.connect(services.config.redis_url)
     service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic))
     try:
-        yield Responses(services, service).routes()
+        yield Responses(services, service, SendOnce(service, IdempotencyKeys(commands))).routes()
     finally:
         await service.close(grace_s=STORED_ANSWERS_GRACE_S)
+        await commands.close()
         await sessions.close()
 
 

@@ -7,7 +7,7 @@ answered exactly as what does not exist, before any work.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,10 +105,11 @@ class ResponseService:
         stream_id: str | None = None,
         unstored: Mapping[str, Parent] | None = None,
         wants_events: bool = True,
+        before_start: Callable[[ResponseNode], Awaitable[None]] | None = None,
     ) -> Started:
         """Starts a response, under the configuration with which its request began. `unstored` are parents that only
         this caller may hang children on. Without `wants_events` the events of a response that is not stored are not
-        kept.
+        kept. `before_start` sees the node when nothing can be refused any more; if it raises, nothing is started.
 
         When it returns the response runs, and if it is stored, it stands in the session store. Raises ApiError, and
         then nothing has been stored or started. If the caller is cancelled, a stored response may run nevertheless.
@@ -116,6 +117,8 @@ class ResponseService:
         if self._is_closing:
             raise StoreUnavailable("The server is shutting down.", code="shutting_down")
         plan = await self._planner.plan(configured, tenant, body, stream_id=stream_id, unstored=unstored or {})
+        if before_start is not None:
+            await before_start(plan.node)
         if not plan.node.response.store:
             return self._start_unstored(plan, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.

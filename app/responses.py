@@ -1,7 +1,7 @@
 """The Responses API: /v1/responses over HTTP, a thin shell over ResponseService, and the websocket beside it."""
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -15,8 +15,10 @@ from app.errors import ApiError, BadRequest
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource, Waiter
 from app.events import Item, ResponseObject, to_json
+from app.idempotency import HEADER
 from app.json_body import read_json
 from app.response_service import ResponseService, Started, events_not_held
+from app.send_once import Attached, SendOnce
 from app.services import Services
 from app.sse import SseResponse, SseWriter, frame
 from app.tenants import Tenant
@@ -30,9 +32,10 @@ DEFAULT_PAGE = 20
 class Responses:
     """All routes of the Responses API, the websocket's included."""
 
-    def __init__(self, services: Services, service: ResponseService) -> None:
+    def __init__(self, services: Services, service: ResponseService, sender: SendOnce) -> None:
         self._services = services
         self._service = service
+        self._sender = sender
 
     def routes(self) -> list[BaseRoute]:
         one = "/v1/responses/{response_id}"
@@ -44,7 +47,7 @@ class Responses:
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
             Route(f"{one}/cache", self.cache_report, methods=["GET"]),
             Route(f"{one}/input_items", self.input_items, methods=["GET"]),
-            *Websockets(self._services, self._service).routes(),
+            *Websockets(self._services, self._service, self._sender).routes(),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -52,7 +55,10 @@ class Responses:
         tenant = configured.tenants.authenticate(request.headers.get("authorization"))
         body = await read_json(request, configured.limits.max_body_bytes)
         is_stream = bool(body.get("stream"))
-        started = await self._service.create(configured, tenant, body, wants_events=is_stream)
+        key = request.headers.get(HEADER)
+        started = await self._sender.create(configured, tenant, body, key=key, wants_events=is_stream)
+        if isinstance(started, Attached):
+            return await self._attached(tenant, started, configured.limits, body)
         if not started.run.is_stored:
             return await self._create_unstored(started, configured.limits, is_stream, request.receive)
         if is_stream:
@@ -60,6 +66,16 @@ class Responses:
         if body.get("background"):
             return _json(started.run.response)
         return _json(await _ended(started))
+
+    async def _attached(self, tenant: Tenant, attached: Attached, limits: Limits, body: Mapping[str, Any]) -> Response:
+        if body.get("stream"):
+            answer = _stream(attached.source, limits)
+        elif body.get("background"):
+            answer = _json(attached.response)
+        else:
+            answer = _json(await self._sender.wait(tenant, attached))
+        answer.headers["Idempotent-Replayed"] = "true"
+        return answer
 
     async def input_tokens(self, request: Request) -> Response:
         configured = self._services.current

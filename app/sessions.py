@@ -24,7 +24,10 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from app.events import ResponseError
 from app.ids import ResponseId
+from app.redis_commands import SessionsUnavailable
 from app.response_node import TURN_FIELDS, ResponseNode, Turn, node_from_fields, turn_from_values
+
+__all__ = ["Sessions", "SessionsUnavailable"]
 
 T = TypeVar("T")
 
@@ -60,14 +63,6 @@ return 1
 """
 
 ORPHANED = ResponseError(message="The server that ran this response ended before it was finished.")
-
-
-class SessionsUnavailable(Exception):
-    """Redis does not answer. Nothing that was acknowledged is lost; nothing new can be taken."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the session store does not answer: {reason}")
-        self.reason = reason
 
 
 class Sessions:

@@ -37,6 +37,7 @@ from app.events import with_stream_id
 from app.live_config import Configured, LiveConfig
 from app.response_plan import Parent
 from app.response_service import ResponseService, Started, events_not_held
+from app.send_once import SendOnce
 from app.services import Services
 from app.sse import error_response
 
@@ -57,9 +58,10 @@ MAX_UNSTORED = 64
 class Websockets:
     """The route."""
 
-    def __init__(self, services: Services, service: ResponseService) -> None:
+    def __init__(self, services: Services, service: ResponseService, sender: SendOnce) -> None:
         self._services = services
         self._service = service
+        self._sender = sender
 
     def routes(self) -> list[WebSocketRoute]:
         return [WebSocketRoute("/v1/responses", self.connect)]
@@ -75,7 +77,7 @@ class Websockets:
             await websocket.accept(caller.subprotocol)
         except WebSocketDisconnect:
             return
-        await _Connection(websocket, self._services.live, self._service, configured, caller).run()
+        await _Connection(websocket, self._services.live, self._service, self._sender, configured, caller).run()
 
 
 @dataclass(eq=False, slots=True)
@@ -87,6 +89,7 @@ class _Feed:
     lane: tuple[str | None] | None = None
     """The lane that waits for its end; None for a resumed answer."""
     started: Started | None = None
+    """None also where the lane was given the answer to a message that had been sent before."""
     stop_watching: Callable[[], Any] = field(default=lambda: None)
 
 
@@ -96,6 +99,7 @@ class _Connection:
         websocket: WebSocket,
         live: LiveConfig,
         service: ResponseService,
+        sender: SendOnce,
         configured: Configured,
         caller: Caller,
     ) -> None:
@@ -104,6 +108,7 @@ class _Connection:
         self._live = live
         self._configured = configured
         self._service = service
+        self._sender = sender
         self._caller = caller
         self._send_timeout_s = configured.limits.send_timeout_s
         self._conversation = Conversation()
@@ -219,13 +224,14 @@ class _Connection:
         unstored = dict(self._unstored.values())
         try:
             configured = self._authenticate()
-            started = await self._service.create(
+            started = await self._sender.create(
                 configured, self._caller.tenant, body, stream_id=lane, unstored=unstored
             )
         except ApiError as e:
             self._do(self._conversation.refused(lane, e))
             return
-        self._feed(_Feed(started.source, lane, lane=(lane,), started=started))
+        own = started if isinstance(started, Started) else None
+        self._feed(_Feed(started.source, lane, lane=(lane,), started=own))
 
     async def _cancel(self, response_id: str, stream_id: str | None) -> None:
         try:

@@ -22,8 +22,11 @@ from app.asgi import create_app
 from app.config import AssistantConfig, FileConfig, GatewayConfig, TenantConfig, hash_key
 from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
+from app.idempotency import IdempotencyKeys
+from app.redis_commands import RedisCommands
 from app.response_service import ResponseService
 from app.responses import Responses
+from app.send_once import SendOnce
 from app.services import Services
 from app.sessions import LEASE_MS, Sessions
 from engine.client import EngineClient
@@ -118,7 +121,8 @@ async def running_gateway(
         sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
         log = MemoryEventLog(clock=clock, **log_bounds)
         service = ResponseService(services, sessions, log)
-        app = create_app(services, Responses(services, service).routes())
+        commands = RedisCommands.connect(store.url)
+        app = create_app(services, Responses(services, service, SendOnce(service, IdempotencyKeys(commands))).routes())
         listener = socket.create_server(("127.0.0.1", 0))
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
@@ -132,6 +136,7 @@ async def running_gateway(
             server.should_exit = True
             await serving
             await service.close()
+            await commands.close()
             await sessions.close()
             await engine.close()
             await services.close()
