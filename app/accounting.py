@@ -1,6 +1,6 @@
 """What sharing saved, and for whom; what of it the engine holds now."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from app.assistants import assistant_and_version
-from engine.protocol import EngineInfo, EngineStats
+from engine.protocol import EngineInfo, EngineStats, TrunkPin, TrunkStats
 
 
 @dataclass(slots=True)
@@ -82,17 +82,30 @@ class TrunkUse:
     num_blocks: int
     readers: int
     kv_bytes_not_duplicated: int
-    """(N - 1) S c for N readers of S tokens with c bytes of KV each."""
+    """(N - 1) S c for N readers of S tokens with c bytes of KV each, on each engine."""
 
 
 def trunk_uses(stats: EngineStats, info: EngineInfo) -> list[TrunkUse]:
-    uses = []
+    """One for each version; if several engines hold it, with the blocks and readers of all, and the best state."""
+    by_version: dict[tuple[str, str], list[TrunkStats]] = {}
     for trunk in stats.trunks:
-        assistant, version = assistant_and_version(trunk.trunk_id)
-        saved = max(trunk.readers - 1, 0) * trunk.num_tokens * info.kv_bytes_per_token
-        state = trunk.state.value if trunk.state is not None else "computing"
-        uses.append(TrunkUse(assistant, version, state, trunk.num_tokens, trunk.num_blocks, trunk.readers, saved))
-    return uses
+        by_version.setdefault(assistant_and_version(trunk.trunk_id), []).append(trunk)
+    return [_trunk_use(*version, held, info) for version, held in by_version.items()]
+
+
+def _trunk_use(assistant: str, version: str, held: Sequence[TrunkStats], info: EngineInfo) -> TrunkUse:
+    return TrunkUse(
+        assistant,
+        version,
+        min((trunk.state for trunk in held), key=_BEST_FIRST.index) or "computing",
+        max(trunk.num_tokens for trunk in held),
+        sum(trunk.num_blocks for trunk in held),
+        sum(trunk.readers for trunk in held),
+        sum(max(trunk.readers - 1, 0) * trunk.num_tokens for trunk in held) * info.kv_bytes_per_token,
+    )
+
+
+_BEST_FIRST = (TrunkPin.PINNED, TrunkPin.OVER_BUDGET, None, TrunkPin.FAILED)
 
 
 def kv_bytes_not_duplicated(stats: EngineStats, info: EngineInfo) -> int:

@@ -29,6 +29,8 @@ class ChildSpec:
     before_start: Callable[[], None] | None = None
     stop_timeout_s: float = 5.0
     """After SIGTERM it has this long to end, then it is killed."""
+    ends_with: str | None = None
+    """Children that stand next to one another with the same word here are ended at the same time."""
     takes_hangup: bool = False
     """Whether SIGHUP is passed on to it. Until it says otherwise, a child ignores that signal."""
 

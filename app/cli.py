@@ -130,6 +130,34 @@ def serve(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Logits to the same bits in any company and order; some speed.")
     ] = False,
+    gateways: Annotated[
+        int, typer.Option(min=0, max=64, help="Gateway processes; 0: only engines, for gateways elsewhere.")
+    ] = 1,
+    engines: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=64,
+            help="Engine processes here, between which the cores are divided; by default 1, or none if there is an"
+            " --engine-address.",
+            show_default=False,
+        ),
+    ] = None,
+    engine_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An engine on another machine, such as tcp://10.0.0.7:7001; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    engine_listen: Annotated[
+        str | None,
+        typer.Option(
+            help="Where engines started here can be reached from other machines, such as tcp://10.0.0.7:7001; each"
+            " further one a port higher. Whoever reaches them may use them: for a trusted network only.",
+            show_default=False,
+        ),
+    ] = None,
     state_dir: StateDir = None,
     check_kv: Annotated[bool, typer.Option("--check-kv", help="Check every KV slot before it is read (slow).")] = False,
 ) -> None:
@@ -141,6 +169,8 @@ def serve(
         redis_url = find_redis_url(redis_url, check_configuration(host, config))
     except ConfigError as e:
         fail(str(e), EXIT_USAGE)
+    if engines is None:
+        engines = 0 if engine_address else 1
     folder = _state_dir(state_dir)
     prepared = _find_or_prepare(model, folder, dtype, device)
     engine = EngineConfig(
@@ -159,17 +189,21 @@ def serve(
         deterministic=deterministic,
         check_kv=check_kv,
     )
-    options = ServeOptions(
-        model_dir=prepared.path,
-        state_dir=folder,
-        engine=engine,
-        host=host,
-        port=port,
-        config_path=None if config is None else config.absolute(),
-        redis_url=redis_url,
-    )
     say(f"model: {prepared.manifest.name} ({prepared.path})")
     try:
+        options = ServeOptions(
+            model_dir=prepared.path,
+            state_dir=folder,
+            engine=engine,
+            host=host,
+            port=port,
+            config_path=None if config is None else config.absolute(),
+            redis_url=redis_url,
+            num_gateways=gateways,
+            num_engines=engines,
+            engine_addresses=tuple(engine_address or ()),
+            engine_listen=engine_listen,
+        )
         code = run_server(options, say)
     except (ServeError, NoRedisError) as e:
         fail(str(e))

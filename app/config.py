@@ -39,7 +39,7 @@ class GatewayConfig(BaseModel):
     listen_fd: int | None = None
     """A listening socket inherited from the supervisor; then `host` and `port` only say where it listens."""
     model_dir: Path
-    engine_address: str
+    engine_addresses: tuple[str, ...] = Field(min_length=1)
     redis_url: str | None = None
     state_dir: Path
     config_path: Path | None = None

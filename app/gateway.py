@@ -20,6 +20,7 @@ from app import page
 from app.asgi import create_app
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.disconnect import cancel_and_wait
+from app.engine_pool import EnginePool
 from app.event_log import MemoryEventLog
 from app.idempotency import IdempotencyKeys
 from app.live_config import Configured, LiveConfig
@@ -189,9 +190,12 @@ async def serve(config: GatewayConfig) -> None:
     """Runs until a signal comes. Raises ConfigError or EngineError, with one sentence, if it cannot start."""
     file_config = load_file_config(config.config_path)
     check_open_mode(config.host, file_config)
-    engine = ZmqEngineClient(config.engine_address)
-    services = build_services(config, file_config, engine)
-    await engine.start()
+    fingerprint = PreparedModel.load(config.model_dir).manifest.fingerprint
+    engines = {address: ZmqEngineClient(address, fingerprint=fingerprint) for address in config.engine_addresses}
+    pool = EnginePool(engines)
+    services = build_services(config, file_config, pool)
+    for engine in engines.values():
+        await engine.start()
     try:
         async with following_configuration(services), stateful_routes(services) as routes:
             app = create_app(services, [*routes, *page.routes()])
@@ -199,7 +203,7 @@ async def serve(config: GatewayConfig) -> None:
             gc.freeze()  # what was built here lives as long as the process
             await Server(uvicorn_config(app, shutdown_s=config.shutdown_s)).serve([listening_socket(config)])
     finally:
-        await engine.close()
+        await pool.close()
         await services.close()
 
 

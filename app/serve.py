@@ -22,6 +22,7 @@ from app.config import FileConfig, GatewayConfig, check_open_mode, load_file_con
 from app.embedded_redis import EmbeddedRedis, find_server_program
 from app.supervisor import Supervisor
 from engine.config import EngineConfig
+from engine.machine import available_cpus
 
 MAX_OPEN_FILES = 65536
 MAX_RUNTIME_DIR_BYTES = 60
@@ -44,6 +45,40 @@ class ServeOptions:
     port: int = 8000
     config_path: Path | None = None
     redis_url: str | None = None
+    num_gateways: int = 1
+    """0: only engines, for gateways elsewhere."""
+    num_engines: int = 1
+    engine_addresses: tuple[str, ...] = ()
+    """Of engines that others start: ZeroMQ endpoints."""
+    engine_listen: str | None = None
+    """Where the engines started here listen: tcp://host:port, each further one a port higher; None: for this machine
+    alone."""
+
+    def __post_init__(self) -> None:
+        """Raises ServeError for what could not serve anybody."""
+        if self.num_gateways and not self.num_engines and not self.engine_addresses:
+            raise ServeError("gateways need an engine: --engines 1, or --engine-address of one elsewhere")
+        if not self.num_gateways and (self.engine_listen is None or not self.num_engines):
+            raise ServeError("without gateways there must be engines that others can reach: give --engine-listen")
+        if self.engine_listen is not None:
+            _ = self.own_engine_addresses(Path())
+
+    def own_engine_addresses(self, folder: Path) -> list[str]:
+        """Of the engines that are started here; `folder`: for unix sockets. Raises ServeError."""
+        if self.engine_listen is None:
+            return [f"ipc://{folder}/engine{i or ''}.sock" for i in range(self.num_engines)]
+        scheme, _, rest = self.engine_listen.partition("://")
+        host, _, port = rest.rpartition(":")
+        if scheme != "tcp" or not host or not port.isdigit() or not 0 < int(port) <= 65536 - self.num_engines:
+            raise ServeError(f"engines listen at tcp://host:port, got {self.engine_listen!r}")
+        return [f"tcp://{host}:{int(port) + i}" for i in range(self.num_engines)]
+
+    @property
+    def engine_threads(self) -> int | None:
+        """Of each engine: cores are dealt out."""
+        if self.engine.threads is not None or self.num_engines < 2:
+            return self.engine.threads
+        return max(1, available_cpus() // self.num_engines)
 
     @property
     def url(self) -> str:
@@ -111,14 +146,17 @@ def locked(folder: Path, *, wait_s: float = LOCK_WAIT_S) -> Iterator[int]:
         os.close(fd)
 
 
-def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_fd: int | None) -> list[ChildSpec]:
-    """The database (unless there is a --redis-url), the engine, the gateway. Raises NoRedisError.
+def children(
+    options: ServeOptions, listener: socket.socket | None, folder: Path, lock_fd: int | None
+) -> list[ChildSpec]:
+    """The database (unless there is a --redis-url), the engines, the gateways. Raises NoRedisError.
 
-    `folder`: for unix sockets; `lock_fd`: of the database's folder.
+    `listener`: None where there is no gateway, and then there is no database; `folder`: for unix sockets; `lock_fd`: of
+    the database's folder.
     """
     specs = []
     redis_url = options.redis_url
-    if redis_url is None:
+    if redis_url is None and listener is not None:
         redis = EmbeddedRedis(find_server_program(), options.state_dir / "valkey", folder)
         redis_url = redis.url
         specs.append(
@@ -131,33 +169,53 @@ def children(options: ServeOptions, listener: socket.socket, folder: Path, lock_
                 stop_timeout_s=10.0,
             )
         )
-    engine = options.engine.replace(
-        model_dir=str(options.model_dir),
-        address=f"ipc://{folder}/engine.sock",
-        kernels_dir=str(options.state_dir / "kernels"),
-    )
-    specs.append(ChildSpec("the engine", python("engine", msgspec.json.encode(engine).decode())))
+    addresses = options.own_engine_addresses(folder)
+    for i, address in enumerate(addresses):
+        engine = options.engine.replace(
+            model_dir=str(options.model_dir),
+            address=address,
+            threads=options.engine_threads,
+            kernels_dir=str(options.state_dir / "kernels"),
+        )
+        command = python("engine", msgspec.json.encode(engine).decode())
+        specs.append(ChildSpec(_name("engine", i, options.num_engines), command, ends_with="engines"))
+    if listener is None:
+        return specs
     gateway = GatewayConfig(
         host=options.host,
         port=options.port,
         listen_fd=listener.fileno(),
         model_dir=options.model_dir,
-        engine_address=engine.address,
+        engine_addresses=(*map(reachable, addresses), *options.engine_addresses),
         redis_url=redis_url,
         state_dir=options.state_dir,
         config_path=options.config_path,
     )
-    specs.append(
+    specs += [
         ChildSpec(
-            "the gateway",
+            _name("gateway", i, options.num_gateways),
             python("app.gateway"),
             environment=gateway.environment(),
             pass_fds=(listener.fileno(),),
             stop_timeout_s=gateway.shutdown_s + 10.0,
+            ends_with="gateways",
             takes_hangup=True,
         )
-    )
+        for i in range(options.num_gateways)
+    ]
     return specs
+
+
+def _name(what: str, index: int, count: int) -> str:
+    return f"the {what}" if count == 1 else f"{what} {index + 1}"
+
+
+def reachable(address: str) -> str:
+    """An address to connect to, for one that is listened at."""
+    for anywhere, here in (("tcp://0.0.0.0:", "tcp://127.0.0.1:"), ("tcp://*:", "tcp://127.0.0.1:")):
+        if address.startswith(anywhere):
+            return here + address.removeprefix(anywhere)
+    return address
 
 
 def check_configuration(host: str, config_path: Path | None) -> FileConfig:
@@ -171,10 +229,10 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> int:
     """Runs the server until a signal comes; the exit code. Raises ServeError, NoRedisError."""
     _raise_file_limit()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(options.host, options.port))
+        listener = stack.enter_context(listen(options.host, options.port)) if options.num_gateways else None
         folder = stack.enter_context(runtime_dir())
         lock_fd = None
-        if options.redis_url is None:
+        if options.redis_url is None and listener is not None:
             lock_fd = stack.enter_context(locked(options.state_dir / "valkey"))
         specs = children(options, listener, folder, lock_fd)
         return asyncio.run(supervise(specs, options, report))
@@ -183,7 +241,7 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> int:
 async def supervise(specs: list[ChildSpec], options: ServeOptions, report: Callable[[str], None]) -> int:
     supervisor = Supervisor(specs, report=report)
     supervisor.handle_signals()
-    ready = asyncio.create_task(_report_ready(options.url, report), name="ready")
+    ready = asyncio.create_task(_report_ready(options, report), name="ready")
     try:
         return await supervisor.run()
     finally:
@@ -191,10 +249,13 @@ async def supervise(specs: list[ChildSpec], options: ServeOptions, report: Calla
         await asyncio.wait([ready])
 
 
-async def _report_ready(url: str, report: Callable[[str], None]) -> None:
-    while not await is_ready(url):  # noqa: ASYNC110 another process, which tells nobody when it is ready
+async def _report_ready(options: ServeOptions, report: Callable[[str], None]) -> None:
+    if not options.num_gateways:
+        report(f"engines listen at {', '.join(options.own_engine_addresses(Path()))} (Ctrl-C ends them)")
+        return
+    while not await is_ready(options.url):  # noqa: ASYNC110 another process, which tells nobody when it is ready
         await asyncio.sleep(READY_POLL_S)
-    report(f"ready: {url} (Ctrl-C ends it)")
+    report(f"ready: {options.url} (Ctrl-C ends it)")
 
 
 async def is_ready(url: str) -> bool:

@@ -1,6 +1,7 @@
 """Keeps the processes of one server running: starts them, starts again what dies, ends them in order."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -21,7 +22,8 @@ EXIT_GAVE_UP = 1
 
 
 class Supervisor:
-    """Children are started all at once, in the order given, and ended one after another from the last to the first.
+    """Children are started all at once, in the order given, and ended from the last to the first, one after another
+    but for those that end together.
 
     So who uses another comes after it: first the database, then engines, then gateways.
     """
@@ -146,17 +148,20 @@ class Supervisor:
     async def _end_all(self) -> None:
         kill = asyncio.create_task(self._kill_requested.wait(), name="kill")
         try:
-            for spec in reversed(self._children):
-                process = self._processes.get(spec.name)
-                if process is None:
-                    continue
-                ending = asyncio.create_task(stop_child(process, spec.stop_timeout_s), name=f"end {spec.name}")
-                await asyncio.wait([ending, kill], return_when=asyncio.FIRST_COMPLETED)
-                ending.cancel()
-                await asyncio.wait([ending])
-                del self._processes[spec.name]
+            for _, specs in itertools.groupby(reversed(self._children), key=lambda s: s.ends_with or s.name):
+                await asyncio.gather(*(self._end(spec, kill) for spec in specs))
         finally:
             kill.cancel()
+
+    async def _end(self, spec: ChildSpec, kill: asyncio.Task[bool]) -> None:
+        process = self._processes.get(spec.name)
+        if process is None:
+            return
+        ending = asyncio.create_task(stop_child(process, spec.stop_timeout_s), name=f"end {spec.name}")
+        await asyncio.wait([ending, kill], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        await asyncio.wait([ending])
+        del self._processes[spec.name]
 
 
 def has_terminal() -> bool:

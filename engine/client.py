@@ -33,6 +33,11 @@ class EngineClient(Submitter, Protocol):
     @property
     def is_ready(self) -> bool: ...
 
+    @property
+    def num_running(self) -> int:
+        """Requests that were submitted here and have not ended."""
+        ...
+
     async def wait_ready(self) -> None:
         """Returns as soon as requests can be submitted; an engine may come back, so it waits as long as it takes."""
         ...

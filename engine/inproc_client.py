@@ -73,6 +73,10 @@ class InprocEngineClient:
     def is_ready(self) -> bool:
         return self._became_ready.is_set()
 
+    @property
+    def num_running(self) -> int:
+        return len(self._streams)
+
     async def wait_ready(self) -> None:
         await self._became_ready.wait()
 

@@ -116,6 +116,10 @@ class ZmqEngineClient:
     def is_ready(self) -> bool:
         return self._ready is not None
 
+    @property
+    def num_running(self) -> int:
+        return len(self._streams)
+
     async def wait_ready(self) -> None:
         await self._became_ready.wait()
 

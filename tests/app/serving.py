@@ -101,7 +101,7 @@ def make_services(
 ) -> Services:
     make_byte_model(path / "model", **model)
     config = GatewayConfig(
-        model_dir=path / "model", engine_address="inproc://none", state_dir=path / "state", config_path=config_path
+        model_dir=path / "model", engine_addresses=("inproc://none",), state_dir=path / "state", config_path=config_path
     )
     if file_config is None:
         file_config = FileConfig() if config_path is None else load_file_config(config_path)

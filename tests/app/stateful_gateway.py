@@ -116,7 +116,7 @@ async def running_gateway(
     with tempfile.TemporaryDirectory() as folder:
         state_dir = state_dir or Path(folder)
         model = model or make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
-        config = GatewayConfig(model_dir=model.path, engine_address="", state_dir=state_dir, redis_url=store.url)
+        config = GatewayConfig(model_dir=model.path, engine_addresses=("",), state_dir=state_dir, redis_url=store.url)
         services = build_services(config, file_config, engine)
         sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
         log = MemoryEventLog(clock=clock, **log_bounds)

@@ -69,6 +69,16 @@ def test_a_trunk_saves_what_its_other_readers_would_take() -> None:
     assert (idle.state, idle.kv_bytes_not_duplicated) == ("computing", 0)
 
 
+def test_a_trunk_that_two_engines_hold_is_one_row() -> None:
+    trunks = [
+        TrunkStats(trunk_id="shop@12ab.0f", state=state, num_tokens=40, num_blocks=3, readers=readers)
+        for state, readers in ((None, 0), (TrunkPin.PINNED, 5), (TrunkPin.OVER_BUDGET, 2))
+    ]
+    (use,) = trunk_uses(stats(trunks=trunks), INFO)
+    assert (use.state, use.num_tokens, use.num_blocks, use.readers) == ("pinned", 40, 9, 7)
+    assert use.kv_bytes_not_duplicated == (4 + 1) * 40 * INFO.kv_bytes_per_token
+
+
 def test_bytes_and_slots_of_the_whole_engine() -> None:
     assert kv_bytes_not_duplicated(stats(not_duplicated_blocks=7), INFO) == 7 * 16 * 100
     assert slot_usage_ratio(stats(slots_allocated=64, slots_used=62)) == pytest.approx(0.96875)

@@ -47,8 +47,18 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
     host = "--host-cache-bytes 512MiB --kernels reference --shared-attention always --deterministic"
+    processes = (
+        "--gateways 2 --engines 3 --engine-address tcp://a:1 --engine-address tcp://b:2 --engine-listen tcp://c:3"
+    )
     result = run(
-        "serve", *words.split(), *more.split(), *host.split(), "--state-dir", str(tmp_path / "s"), "--check-kv"
+        "serve",
+        *words.split(),
+        *more.split(),
+        *host.split(),
+        "--state-dir",
+        str(tmp_path / "s"),
+        "--check-kv",
+        *processes.split(),
     )
     assert result.exit_code == 0, result.output
     (options,) = got
@@ -75,10 +85,32 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         port=9,
         config_path=config,
         redis_url="redis://r",
+        num_gateways=2,
+        num_engines=3,
+        engine_addresses=("tcp://a:1", "tcp://b:2"),
+        engine_listen="tcp://c:3",
     )
     run("serve", "--model", model, "--state-dir", str(tmp_path / "s"))
     assert got[1].engine == EngineConfig(model_dir="")
     assert (got[1].host, got[1].port) == ("127.0.0.1", 8000)
+    assert (got[1].num_gateways, got[1].num_engines, got[1].engine_addresses) == (1, 1, ())
+    run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), "--engine-address", "tcp://a:1")
+    assert (got[2].num_engines, got[2].engine_addresses) == (0, ("tcp://a:1",))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--engines 0", "gateways need an engine"),
+        ("--gateways 0", "without gateways there must be engines that others can reach"),
+        ("--gateways 0 --engines 0 --engine-listen tcp://a:1", "without gateways there must be engines"),
+        ("--engine-listen ipc:///a", "engines listen at tcp://host:port, got 'ipc:///a'"),
+        ("--engine-listen tcp://a:65535 --engines 2", "engines listen at tcp://host:port"),
+    ],
+)
+def test_processes_that_could_serve_nobody(model: str, tmp_path: Path, words: str, sentence: str) -> None:
+    result = run("serve", "--model", model, "--state-dir", str(tmp_path / "s"), *words.split())
+    assert sentence in failed(result, 1)
 
 
 def test_a_size_that_is_none_is_a_usage_error(model: str, tmp_path: Path) -> None:

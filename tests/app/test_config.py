@@ -188,7 +188,7 @@ def test_what_is_no_redis_is_told_without_its_password(monkeypatch: pytest.Monke
 
 
 def test_settings_travel_through_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = GatewayConfig(model_dir=tmp_path, engine_address="ipc:///x", state_dir=tmp_path, listen_fd=3)
+    config = GatewayConfig(model_dir=tmp_path, engine_addresses=("ipc:///x",), state_dir=tmp_path, listen_fd=3)
     monkeypatch.setenv(GATEWAY_VARIABLE, config.environment()[GATEWAY_VARIABLE])
     assert GatewayConfig.from_environment() == config
     assert config.environment()["PATH"]

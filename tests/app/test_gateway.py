@@ -79,7 +79,7 @@ async def test_a_signal_ends_it_with_code_0(tmp_path: Path, signum: signal.Signa
             port=port,
             listen_fd=listener.fileno(),
             model_dir=tmp_path / "model",
-            engine_address=f"ipc://{tmp_path}/none",
+            engine_addresses=(f"ipc://{tmp_path}/none",),
             state_dir=tmp_path / "state",
         )
         os.set_inheritable(listener.fileno(), True)
@@ -105,7 +105,7 @@ def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path, case: str) 
         host="0.0.0.0" if case == "open to the network" else "127.0.0.1",
         port=0,
         model_dir=tmp_path / "model",
-        engine_address="ipc:///nowhere",
+        engine_addresses=("ipc:///nowhere",),
         state_dir=tmp_path / "state",
         config_path=tmp_path / "config.toml" if case == "bad file" else None,
     )
@@ -118,7 +118,7 @@ def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path, case: str) 
 def test_a_model_without_a_template_serves_completions_only(tmp_path: Path) -> None:
     make_byte_model(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").unlink()
-    config = GatewayConfig(model_dir=tmp_path / "model", engine_address="x", state_dir=tmp_path)
+    config = GatewayConfig(model_dir=tmp_path / "model", engine_addresses=("x",), state_dir=tmp_path)
     demo = FileConfig.model_validate({"assistants": [{"id": "a", "shared": True, "instructions": "x"}]})
     assert list(build_services(config, demo, ScriptedEngineClient()).current.assistants) == []
     named = config.model_copy(update={"config_path": tmp_path / "config.toml"})
@@ -127,7 +127,7 @@ def test_a_model_without_a_template_serves_completions_only(tmp_path: Path) -> N
 
 
 def test_no_model(tmp_path: Path) -> None:
-    config = GatewayConfig(model_dir=tmp_path, engine_address="x", state_dir=tmp_path)
+    config = GatewayConfig(model_dir=tmp_path, engine_addresses=("x",), state_dir=tmp_path)
     with pytest.raises(ModelNotSupported):
         build_services(config, FileConfig(), ScriptedEngineClient())
 
@@ -139,7 +139,7 @@ def test_cache_scopes_outlive_the_process(tmp_path: Path) -> None:
 
 
 def test_a_socket_of_its_own(tmp_path: Path) -> None:
-    config = GatewayConfig(port=0, model_dir=tmp_path, engine_address="x", state_dir=tmp_path)
+    config = GatewayConfig(port=0, model_dir=tmp_path, engine_addresses=("x",), state_dir=tmp_path)
     with listening_socket(config) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
         if sys.platform == "linux":

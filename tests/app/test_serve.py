@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from app import serve
 from app.child import ChildSpec
-from app.config import ConfigError
+from app.config import ConfigError, GatewayConfig
 from app.serve import ServeError, ServeOptions, check_configuration, children, is_ready, listen, locked, runtime_dir
 from engine.config import EngineConfig
 from tests.scripted_engine import make_byte_model
@@ -42,27 +43,29 @@ async def until(condition: Callable[[], bool]) -> None:
 class Running:
     """The whole server on a free port, supervised by this test."""
 
-    def __init__(self, tmp_path: Path, stack: ExitStack, script: list[object]) -> None:
+    def __init__(self, tmp_path: Path, stack: ExitStack, script: list[object], **changes: object) -> None:
         listener = stack.enter_context(listen("127.0.0.1", 0))
-        self.options = options(tmp_path, port=listener.getsockname()[1])
+        self.options = options(tmp_path, port=listener.getsockname()[1], **changes)
         self.folder = stack.enter_context(runtime_dir())
         lock_fd = stack.enter_context(locked(self.options.state_dir / "valkey"))
         script_path = tmp_path / "script.json"
         script_path.write_text(json.dumps(script))
-        database, engine, gateway = children(self.options, listener, self.folder, lock_fd)
-        self.specs = [
-            database,
-            dataclasses.replace(engine, command=self._scripted(script_path), environment=environment()),
-            dataclasses.replace(gateway, environment=environment(gateway)),
-        ]
+        specs = children(self.options, listener, self.folder, lock_fd)
+        self.specs = [self._scripted(spec, script_path) for spec in specs]
         self.reports: list[str] = []
         self.task = asyncio.create_task(serve.supervise(self.specs, self.options, self.reports.append))
         self.client = httpx.AsyncClient(base_url=self.options.url, timeout=GUARD_S, trust_env=False)
 
-    def _scripted(self, script: Path) -> list[str]:
-        address = f"ipc://{self.folder}/engine.sock"
+    def _scripted(self, spec: ChildSpec, script: Path) -> ChildSpec:
+        """The same child, but an engine is a scripted one."""
+        if "gateway" in spec.name:
+            return dataclasses.replace(spec, environment=environment(spec))
+        if "engine" not in spec.name:
+            return spec
+        address = json.loads(spec.command[-1])["address"]
         command = [sys.executable, "-m", "tests.scripted_engine", "--address", address, "--script", str(script)]
-        return [*command, "--model-dir", str(self.options.model_dir)]
+        command += ["--model-dir", str(self.options.model_dir)]
+        return dataclasses.replace(spec, command=command, environment=environment())
 
     async def ready(self) -> None:
         await until(lambda: any(r.startswith("ready: ") for r in self.reports) or self.task.done())
@@ -102,8 +105,8 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Running]]:
     with ExitStack() as stack:
         running: list[Running] = []
 
-        def start(*script: object) -> Running:
-            running.append(Running(tmp_path, stack, list(script)))
+        def start(*script: object, **changes: object) -> Running:
+            running.append(Running(tmp_path, stack, list(script), **changes))
             return running[-1]
 
         yield start
@@ -147,6 +150,69 @@ async def test_an_engine_killed_in_the_middle_of_a_stream(start: Callable[..., R
     assert "error" in events[-1], lines
     await until(lambda: len(server.reports) == 2)
     await server.ready()
+
+
+async def test_two_gateways_and_two_engines_each_of_which_may_die(start: Callable[..., Running]) -> None:
+    server = start("Hello", num_gateways=2, num_engines=2)
+    await server.ready()
+    for word, names in (("scripted_engine", ("engine 1", "engine 2")), ("app.gateway", ("gateway 1", "gateway 2"))):
+        pids = server.pids(word)
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda p=pid, w=word: p not in server.pids(w) and len(server.pids(w)) == 2)  # type: ignore[misc]
+            await server.ready()
+            assert await server.chat() == "Hello"
+        assert sorted(r.partition(" was")[0] for r in server.reports[-2:]) == list(names)
+
+
+def specs(tmp_path: Path, listener: socket.socket | None, **changes: object) -> dict[str, ChildSpec]:
+    changed = options(tmp_path, redis_url="redis://elsewhere", **changes)
+    return {spec.name: spec for spec in children(changed, listener, tmp_path, None)}
+
+
+def engine_of(spec: ChildSpec) -> EngineConfig:
+    return msgspec.json.decode(spec.command[-1], type=EngineConfig)
+
+
+def gateway_of(spec: ChildSpec) -> GatewayConfig:
+    assert spec.environment is not None
+    return GatewayConfig.model_validate_json(spec.environment["TRUNKLINE_GATEWAY"])
+
+
+def test_gateways_know_all_engines_here_and_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "available_cpus", lambda: 7)
+    with listen("127.0.0.1", 0) as listener:
+        found = specs(tmp_path, listener, num_gateways=2, num_engines=2, engine_addresses=("tcp://far:1",))
+    assert list(found) == ["engine 1", "engine 2", "gateway 1", "gateway 2"]
+    engines = [engine_of(found[name]) for name in ("engine 1", "engine 2")]
+    assert [engine.threads for engine in engines] == [3, 3]
+    assert len({engine.address for engine in engines}) == 2
+    for name in ("gateway 1", "gateway 2"):
+        assert gateway_of(found[name]).engine_addresses == (*(engine.address for engine in engines), "tcp://far:1")
+
+
+def test_engines_alone_for_gateways_elsewhere(tmp_path: Path) -> None:
+    found = specs(tmp_path, None, num_gateways=0, num_engines=2, engine_listen="tcp://0.0.0.0:7001")
+    assert [engine_of(spec).address for spec in found.values()] == ["tcp://0.0.0.0:7001", "tcp://0.0.0.0:7002"]
+    changed = options(tmp_path, num_gateways=0, engine_listen="tcp://0.0.0.0:7001")  # and no database of their own
+    assert [spec.name for spec in children(changed, None, tmp_path, None)] == ["the engine"]
+
+
+def test_engines_that_listen_for_others_serve_the_gateway_beside_them_too(tmp_path: Path) -> None:
+    with listen("127.0.0.1", 0) as listener:
+        found = specs(tmp_path, listener, engine_listen="tcp://0.0.0.0:7001")
+    assert gateway_of(found["the gateway"]).engine_addresses == ("tcp://127.0.0.1:7001",)
+    assert serve.reachable("tcp://10.0.0.7:7001") == "tcp://10.0.0.7:7001"
+    assert serve.reachable("tcp://*:7001") == "tcp://127.0.0.1:7001"
+
+
+async def test_a_gateway_reaches_engines_by_address(start: Callable[..., Running]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = start("Hello", num_engines=2, engine_listen=f"tcp://127.0.0.1:{port}")
+    await server.ready()
+    assert await server.chat() == "Hello"
 
 
 def test_with_a_redis_of_ones_own_no_database_is_started(tmp_path: Path) -> None:

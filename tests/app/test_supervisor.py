@@ -72,6 +72,22 @@ async def test_it_gives_up_after_five_deaths_and_ends_the_others() -> None:
         os.kill(gateway, 0)
 
 
+async def test_children_that_end_together_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    wait = "do sleep 0.01; done"
+    meet = f"trap 'touch {{0}}; until [ -e {{1}} ]; {wait}; exit 0' TERM; touch {{0}}.up; while :; {wait}"
+    first, second = tmp_path / "first", tmp_path / "second"
+    watched = Watched(
+        shell("engine", FOREVER),
+        shell("gateway 1", meet.format(first, second), ends_with="gateways", stop_timeout_s=60.0),
+        shell("gateway 2", meet.format(second, first), ends_with="gateways", stop_timeout_s=60.0),
+    )
+    await until(lambda: (tmp_path / "first.up").exists() and (tmp_path / "second.up").exists())
+    watched.supervisor.stop()
+    assert await watched.running == 0
+    assert first.exists()
+    assert second.exists()
+
+
 async def test_deaths_are_counted_for_each_child() -> None:
     watched = Watched(shell("a", FOREVER), shell("b", FOREVER), policy=lambda: RestartPolicy(max_deaths=2))
     for name in ("a", "b"):

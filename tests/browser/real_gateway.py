@@ -114,7 +114,10 @@ class RealGateway:
             async with session_server() as store:
                 model = make_byte_model(Path(folder) / "model", max_model_len=MAX_MODEL_LEN)
                 config = GatewayConfig(
-                    model_dir=model.path, engine_address="inproc://none", state_dir=Path(folder), redis_url=store.url
+                    model_dir=model.path,
+                    engine_addresses=("inproc://none",),
+                    state_dir=Path(folder),
+                    redis_url=store.url,
                 )
                 services = self._services = build_services(config, self._file_config, self.engine)
                 async with stateful_routes(services) as routes:
