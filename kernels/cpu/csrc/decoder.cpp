@@ -58,7 +58,7 @@ INLINE float rms_factor(const float* x, int size, float eps) {
 
 void Decoder::norm_rows(int thread, const float* x, int num_rows, const float* weight) const {
   const int size = shape_.hidden_size;
-  const auto mine = threads_.share(thread, num_rows);
+  const auto mine = share_rows(threads_, thread, num_rows);
   for (int row = mine.begin; row < mine.end; row++) {
     const float* from = x + size_t(row) * size;
     Element* to = normed_.row(row);
@@ -112,9 +112,15 @@ void Decoder::add_product(int thread, const Linear& linear, const float* bias, c
                           float* residual) const {
   linear.run(threads_, thread, a.words, a.stride, num_rows, [&](int panel, int first, int count, const float* c) {
     const int left = std::min(PANEL, shape_.hidden_size - panel * PANEL);
-    for (int r = 0; r < count; r++, c += PANEL) {
-      float* to = residual + size_t(first + r) * shape_.hidden_size + panel * PANEL;
-      for (int n = 0; n < left; n++) to[n] += bias ? c[n] + bias[panel * PANEL + n] : c[n];
+    const float* more = bias ? bias + panel * PANEL : nullptr;
+    float* to = residual + size_t(first) * shape_.hidden_size + panel * PANEL;
+    for (int r = 0; r < count; r++, c += PANEL, to += shape_.hidden_size) {
+      int n = 0;
+      for (; n + LANES <= left; n += LANES) {
+        const Floats x = load(c + n);
+        store(to + n, load(to + n) + (more ? x + load(more + n) : x));
+      }
+      for (; n < left; n++) to[n] += more ? c[n] + more[n] : c[n];
     }
   });
 }
@@ -122,7 +128,7 @@ void Decoder::add_product(int thread, const Linear& linear, const float* bias, c
 // gate * sigmoid(gate) * up, LANES at a time
 INLINE Floats swiglu(Floats gate, Floats up) {
   const Floats exponent = gate * -1.44269504f;
-  return gate * up / (exp2(exponent < 126.f ? exponent : all(126.f)) + 1.f);
+  return gate * up * inverse(exp2(exponent < 126.f ? exponent : all(126.f)) + 1.f);
 }
 
 void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep& step, float* residual) {
@@ -139,7 +145,7 @@ void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep
                     memcpy(qkv_ + size_t(first + r) * qkv_size() + panel * PANEL, c + r * PANEL, left * sizeof(float));
                 });
   threads_.barrier();
-  const auto mine = threads_.share(thread, num_rows);
+  const auto mine = share_rows(threads_, thread, num_rows);
   for (int row = mine.begin; row < mine.end; row++) rotate_row(layer, cache, step, row);
   threads_.barrier();
   if (!plan_.node_tasks.empty()) {
@@ -173,7 +179,7 @@ void Decoder::forward(const TrunklineStep& step, float* residual) {
   prepare(step);
   const int size = shape_.hidden_size;
   run([&](int thread, Tiles& tiles) {
-    const auto mine = threads_.share(thread, step.num_rows);
+    const auto mine = share_rows(threads_, thread, step.num_rows);
     for (int row = mine.begin; row < mine.end; row++) {
       const Element* from = (const Element*)outer_.embedding + size_t(step.token_ids[row]) * size;
       for (int i = 0; i < size; i++) residual[size_t(row) * size + i] = to_float(from[i]);

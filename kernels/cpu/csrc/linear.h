@@ -1,6 +1,8 @@
 // Linear layers on weights packed once: a thread streams through its panels from first to last.
 #pragma once
 
+#include <algorithm>
+
 #include "memory.h"
 #include "product.h"
 #include "threads.h"
@@ -8,6 +10,16 @@
 namespace trunkline {
 
 constexpr int NEAR_BYTES = 6144;
+
+// Of few rows each thread computes some columns, so that weights are read once. Of many it computes all columns of its
+// rows: they stay in its cache from one phase to the next.
+constexpr bool is_split_by_rows(int num_rows) { return num_rows >= 256; }
+
+INLINE Threads::Range share_rows(const Threads& threads, int thread, int num_rows) {
+  if (!is_split_by_rows(num_rows)) return threads.share(thread, num_rows);
+  const auto blocks = threads.share(thread, (num_rows + MAX_ROWS - 1) / MAX_ROWS);
+  return {std::min(blocks.begin * MAX_ROWS, num_rows), std::min(blocks.end * MAX_ROWS, num_rows)};
+}
 
 struct Linear {
   Word* panels = nullptr;  // [num_panels][depth][32]
@@ -33,31 +45,34 @@ struct Linear {
         }
   }
 
-  // Calls body(panel, first_row, num_rows, c) with c [num_rows][32] for each of the thread's panels and all rows.
+  // Calls body(panel, first_row, num_rows, c) with c [num_rows][32] for what of panels and rows is the thread's.
   // a: [num_rows][a_stride] words.
   template <class Body>
   void run(const Threads& threads, int thread, const Word* a, size_t a_stride, int num_rows, Body&& body) const {
     alignas(64) float c[MAX_ROWS * PANEL];
-    const auto mine = threads.share(thread, num_panels);
+    Threads::Range mine = threads.share(thread, num_panels), rows{0, num_rows};
+    if (is_split_by_rows(num_rows)) mine = {0, num_panels}, rows = share_rows(threads, thread, num_rows);
+    num_rows = rows.end - rows.begin;
+    a += rows.begin * a_stride;
     const size_t panel_bytes = size_t(depth) * PANEL * sizeof(Word);
     for (int i = mine.begin; i < mine.end; i++) {
       if (num_rows <= MAX_ROWS) {
         // the panel is read at the speed of memory: it is asked for shortly before
         product<2>(num_rows, a, a_stride, panel(i), depth, c, PANEL, {(const char*)panel(i) + NEAR_BYTES, PANEL * 4});
-        body(i, 0, num_rows, c);
+        body(i, rows.begin, num_rows, c);
         continue;
       }
       // the first two blocks of rows ask for a half of the next panel each, so that memory works while they compute
       const char* next = (const char*)panel(i + 1);
       for_row_blocks(num_rows, [&](int first, int count) {
-        const Word* rows = a + first * a_stride;
+        const Word* block = a + first * a_stride;
         if (next < (const char*)panel(i + 2)) {
-          product<1>(count, rows, a_stride, panel(i), depth, c, PANEL, {next, PANEL * sizeof(Word) / 2});
+          product<1>(count, block, a_stride, panel(i), depth, c, PANEL, {next, PANEL * sizeof(Word) / 2});
           next += panel_bytes / 2;
         } else {
-          product(count, rows, a_stride, panel(i), depth, c, PANEL);
+          product(count, block, a_stride, panel(i), depth, c, PANEL);
         }
-        body(i, first, count, c);
+        body(i, rows.begin + first, count, c);
       });
     }
   }

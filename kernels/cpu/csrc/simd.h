@@ -89,6 +89,16 @@ INLINE float largest(Floats x) {
 #endif
 }
 
+// 1 / x, to 1 part in 10^7, in a fraction of a division's time.
+INLINE Floats inverse(Floats x) {
+#ifdef __AVX512F__
+  const Floats y = (Floats)_mm512_rcp14_ps((__m512)x);
+  return y * fma(-x, y, all(2.f));
+#else
+  return 1.f / x;
+#endif
+}
+
 INLINE bool any_nan(Floats x) {
 #ifdef __AVX512F__
   return _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
