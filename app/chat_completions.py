@@ -14,6 +14,7 @@ from app.disconnect import until_disconnect
 from app.generation import ChoiceDelta, Generation
 from app.json_body import read_json
 from app.logprobs import chat_logprobs
+from app.middleware import extras_of
 from app.models import find_assistant_of_model, json_response
 from app.prompts import BuiltPrompt
 from app.request_params import parse_request
@@ -54,6 +55,10 @@ class ChatCompletions:
             param="messages",
         )
         generation = services.generation(prompt, params, tenant, priority=chat.priority or 0, beams=beams)
+        reservation = await services.rate_limits.reserve(tenant, generation.num_wanted_tokens)
+        extras = extras_of(request)
+        extras.headers.update(reservation.headers)
+        extras.at_end.append(lambda: reservation.settle(generation.num_used_tokens))
         answer = ChatAnswer(services, chat, prompt, generation)
         if chat.stream:
             return SseResponse(

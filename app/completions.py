@@ -14,6 +14,7 @@ from app.errors import BadRequest
 from app.generation import ChoiceDelta, Generation
 from app.json_body import read_json
 from app.logprobs import CompletionLogprobs
+from app.middleware import extras_of
 from app.models import find_assistant_of_model, json_response
 from app.prompts import BuiltPrompt
 from app.request_params import MaxTokens, parse_request, unsupported
@@ -107,6 +108,10 @@ class Completions:
         generation = services.generation(
             prompts, params, tenant, priority=body.priority or 0, continues_text=True, beams=beams
         )
+        reservation = await services.rate_limits.reserve(tenant, generation.num_wanted_tokens)
+        extras = extras_of(request)
+        extras.headers.update(reservation.headers)
+        extras.at_end.append(lambda: reservation.settle(generation.num_used_tokens))
         answer = CompletionAnswer(services, body, prompts, generation)
         if body.stream:
             return SseResponse(

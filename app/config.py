@@ -138,6 +138,10 @@ class TenantConfig(_Section):
     guaranteed_blocks: int = Field(default=0, ge=0)
     max_blocks: int | None = Field(default=None, ge=1)
     """These four as engine.protocol.TenantShare has them."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    """These as app.quota.Quota has them."""
 
     @model_validator(mode="before")
     @classmethod

@@ -167,8 +167,11 @@ def _body(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
-    """On a websocket an error event is nested, and it stands outside the numbering of any response."""
+    """On a websocket an error event is nested, and it stands outside the numbering of any response. Where it says when
+    to try again, it says so as over HTTP: in `headers`."""
     event: dict[str, Any] = {"type": "error", "status": error.status, "error": error.error()}
+    if "Retry-After" in error.headers:
+        event["headers"] = error.headers
     if stream_id is not None:
         event["stream_id"] = stream_id
     return to_json(event)

@@ -28,6 +28,7 @@ from app.metrics import Metrics
 from app.prefill import Prefill
 from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
+from app.rate_limits import RateLimits
 from app.redis_commands import RedisCommands
 from app.reload import Reloader
 from app.response_service import ResponseService
@@ -125,6 +126,7 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         metrics=Metrics(),
         history=PromptHistory(),
         tickets=Tickets(secret, tenant_store),
+        rate_limits=RateLimits(tenant_store),
         tenant_store=tenant_store,
     )
 

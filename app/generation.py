@@ -23,6 +23,8 @@ from engine.text.detokenizer import PROMPT_SUFFIX_TOKENS, IncrementalDetokenizer
 from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
+UNLIMITED_TOKENS = 512
+"""Set aside for an answer whose length nobody limits; it may be longer."""
 UNAVAILABLE = "The engine is not available at the moment; try again in a few seconds."
 
 
@@ -80,6 +82,7 @@ class Generation:
             raise EngineUnavailable(UNAVAILABLE) from None
         for one in self._prompts:
             self.check(info, one, params)
+        self._max_model_len = info.max_model_len
         self.block_size = info.block_size
         """Of the engine's KV blocks, in tokens."""
         self._stops = StopAutomaton(params.stop)
@@ -125,6 +128,18 @@ class Generation:
     @property
     def num_output_tokens(self) -> int:
         return sum(len(c.token_ids) for c in self._choices)
+
+    @property
+    def num_wanted_tokens(self) -> int:
+        """What it may use at most, prompts and answers; an answer without a limit counts as UNLIMITED_TOKENS."""
+        most = UNLIMITED_TOKENS if self._params.max_tokens is None else self._params.max_tokens
+        lengths = [len(p.token_ids) for p in self._prompts]
+        return sum(n + self._params.n * min(most, self._max_model_len - n) for n in lengths)
+
+    @property
+    def num_used_tokens(self) -> int:
+        """What it has used so far, prompts and answers; nothing before it was submitted."""
+        return self.num_prompt_tokens + self.num_output_tokens if self._choices else 0
 
     def text(self, index: int = 0) -> str:
         """The text so far."""

@@ -2,8 +2,11 @@
 
 import re
 import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ApiError
@@ -11,12 +14,29 @@ from app.live_config import LiveConfig
 from app.metrics import Metrics
 from app.sse import error_response
 
+_EXTRAS = "trunkline.extras"
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def header(scope: Scope, name: bytes) -> str | None:
     """The first header of this (lower case) name."""
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+
+
+@dataclass(eq=False, slots=True)
+class Extras:
+    """What a route wants beside its answer."""
+
+    headers: dict[str, str] = field(default_factory=dict)
+    """To be sent with the answer, whatever it is."""
+    at_end: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the request is over: answered, broken off, or failed."""
+
+
+def extras_of(request: Request) -> Extras:
+    extras = request.scope[_EXTRAS]
+    assert isinstance(extras, Extras)
+    return extras
 
 
 class RequestContext:
@@ -31,16 +51,23 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         given = header(scope, b"x-request-id") or ""
+        extras = scope[_EXTRAS] = Extras()
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                more = {"x-request-id": request_id, **extras.headers}
+                encoded = [(name.encode(), value.encode()) for name, value in more.items()]
+                message["headers"] = [*message.get("headers", ()), *encoded]
                 route = getattr(scope.get("route"), "path", "other")  # few labels: never the path as it was sent
                 self._metrics.http_requests.labels(scope["method"], route, str(message["status"])).inc()
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            for act in extras.at_end:
+                act()
 
 
 class OriginGuard:

@@ -20,6 +20,7 @@ from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
 from app.ids import ResponseId, try_parse_response_id
 from app.live_config import Configured
 from app.logprobs import finite
+from app.rate_limits import Reservation
 from app.response_node import HistoryMessage, ResponseNode
 from app.response_plan import Parent, Plan, ResponsePlanner, StoreUnavailable, or_unavailable
 from app.response_run import ResponseRun
@@ -46,6 +47,8 @@ class Started:
     source: EventSource
     history: tuple[HistoryMessage, ...]
     """Everything said before its own input."""
+    headers: Mapping[str, str]
+    """Of the limits that it was let in under."""
 
     def as_parent(self) -> Parent:
         """For children on the socket that asked for it. The response has to be at its end."""
@@ -117,12 +120,17 @@ class ResponseService:
         if self._is_closing:
             raise StoreUnavailable("The server is shutting down.", code="shutting_down")
         plan = await self._planner.plan(configured, tenant, body, stream_id=stream_id, unstored=unstored or {})
+        reservation = await self._services.rate_limits.reserve(tenant, plan.generation.num_wanted_tokens)
         if before_start is not None:
-            await before_start(plan.node)
+            try:
+                await before_start(plan.node)
+            except BaseException:
+                reservation.settle(0)
+                raise
         if not plan.node.response.store:
-            return self._start_unstored(plan, Mailbox() if wants_events else Unread())
+            return self._start_unstored(plan, reservation, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
-        starting = asyncio.create_task(self._start_stored(plan))
+        starting = asyncio.create_task(self._start_stored(plan, reservation))
         self._starting.add(starting)
         starting.add_done_callback(self._starting_ended)
         return await asyncio.shield(starting)
@@ -132,19 +140,23 @@ class ResponseService:
         if not task.cancelled():
             task.exception()  # the caller has it, unless it was cancelled
 
-    def _start_unstored(self, plan: Plan, events: Mailbox | Unread) -> Started:
+    def _start_unstored(self, plan: Plan, reservation: Reservation, events: Mailbox | Unread) -> Started:
         run = self._make_run(plan, events)
-        self._launch(run)
-        return Started(run, events, plan.history)
+        self._launch(run, reservation)
+        return Started(run, events, plan.history, reservation.headers)
 
-    async def _start_stored(self, plan: Plan) -> Started:
+    async def _start_stored(self, plan: Plan, reservation: Reservation) -> Started:
         response_id = str(plan.node.id)
-        await or_unavailable(self._sessions.create(plan.node))
-        run = self._make_run(plan, await self._writer.open(response_id))
-        self._launch(run)
+        try:
+            await or_unavailable(self._sessions.create(plan.node))
+            run = self._make_run(plan, await self._writer.open(response_id))
+        except BaseException:
+            reservation.settle(0)
+            raise
+        self._launch(run, reservation)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_leases(), name="lease renewal")
-        return Started(run, LogCursor(self._log, response_id, -1), plan.history)
+        return Started(run, LogCursor(self._log, response_id, -1), plan.history, reservation.headers)
 
     def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
         async def store_end(node: ResponseNode) -> ResponseError | None:
@@ -169,13 +181,14 @@ class ResponseService:
         history, tenant_id = self._services.history, plan.node.tenant
         return Explainer(history, tenant_id, plan.prompt, plan.generation.block_size, decode)
 
-    def _launch(self, run: ResponseRun) -> None:
+    def _launch(self, run: ResponseRun, reservation: Reservation) -> None:
         response_id = str(run.node.id)
         self._runs[response_id] = run
-        run.start().add_done_callback(lambda task: self._run_ended(response_id, task))
+        run.start().add_done_callback(lambda task: self._run_ended(response_id, task, reservation))
 
-    def _run_ended(self, response_id: str, task: asyncio.Task[None]) -> None:
-        del self._runs[response_id]
+    def _run_ended(self, response_id: str, task: asyncio.Task[None], reservation: Reservation) -> None:
+        usage = self._runs.pop(response_id).response.usage
+        reservation.settle(0 if usage is None else usage.total_tokens)
         if self._renewing is not None and not any(run.is_stored for run in self._runs.values()):
             self._renewing.cancel()
             self._renewing = None

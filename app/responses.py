@@ -17,6 +17,7 @@ from app.event_writer import EventSource, Waiter
 from app.events import Item, ResponseObject, to_json
 from app.idempotency import HEADER
 from app.json_body import read_json
+from app.middleware import extras_of
 from app.response_service import ResponseService, Started, events_not_held
 from app.send_once import Attached, SendOnce
 from app.services import Services
@@ -59,6 +60,7 @@ class Responses:
         started = await self._sender.create(configured, tenant, body, key=key, wants_events=is_stream)
         if isinstance(started, Attached):
             return await self._attached(tenant, started, configured.limits, body)
+        extras_of(request).headers.update(started.headers)
         if not started.run.is_stored:
             return await self._create_unstored(started, configured.limits, is_stream, request.receive)
         if is_stream:

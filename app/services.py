@@ -11,6 +11,7 @@ from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
+from app.rate_limits import RateLimits
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
 from app.tickets import Tickets
@@ -36,11 +37,13 @@ class Services:
     metrics: Metrics
     history: PromptHistory
     tickets: Tickets
+    rate_limits: RateLimits
     tenant_store: TenantStore | None
     """None without a Redis."""
 
     async def close(self) -> None:
         """What was opened with them; nothing may be under way any more."""
+        await self.rate_limits.close()
         if self.tenant_store is not None:
             await self.tenant_store.close()
         self.prompts.close()

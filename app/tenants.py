@@ -2,10 +2,11 @@
 
 import hmac
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from app.config import FileConfig, hash_key
+from app.config import FileConfig, TenantConfig, hash_key
 from app.errors import ApiError, Forbidden, Unauthorized
+from app.quota import UNLIMITED, Quota
 from engine.protocol import TenantShare
 
 OPEN_TENANT = "default"
@@ -18,6 +19,7 @@ class Tenant:
     id: str
     is_scoped_by_user: bool = False
     """Whether its end users share no KV with one another beyond an assistant's trunk."""
+    quota: Quota = UNLIMITED
 
 
 class Tenants:
@@ -26,7 +28,7 @@ class Tenants:
     def __init__(self, file_config: FileConfig, *, is_loopback: bool = True) -> None:
         """`is_loopback`: whether only this machine reaches the listener."""
         self._keys = [
-            (digest, Tenant(t.id, is_scoped_by_user=t.scope == "user"))
+            (digest, Tenant(t.id, is_scoped_by_user=t.scope == "user", quota=_quota(t)))
             for t in file_config.tenants
             for digest in t.key_hashes
         ]
@@ -77,6 +79,10 @@ class Tenants:
         if any([hmac.compare_digest(known, digest) for known in self._admin_hashes]):
             return
         raise _no_admin(digest, (known for known, _ in self._keys))
+
+
+def _quota(tenant: TenantConfig) -> Quota:
+    return Quota(**{field.name: getattr(tenant, field.name) for field in fields(Quota)})
 
 
 def digest_of(authorization: str | None, *, is_needed: bool = True) -> bytes | None:

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from app.errors import Unauthorized
-from app.tenant_store import TenantStore, TenantStoreAway
+from app.redis_commands import SessionsUnavailable
+from app.tenant_store import TenantStore
 from app.tenants import Tenants
 
 logger = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Tickets:
         if self._store is not None:
             try:
                 tenant = tenants.tenant_of(key).id
-                is_first = await self._store.try_use_ticket(tenant, ticket_id.hex(), secrets.token_hex(8))
-            except TenantStoreAway as e:
+                is_first = await self._store.try_use_ticket(tenant, ticket_id.hex())
+            except SessionsUnavailable as e:
                 logger.warning("whether a ticket was used at another gateway is not known: %s", e)
             else:
                 if not is_first:
