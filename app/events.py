@@ -105,6 +105,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] | None = None
 
 
+class ConversationRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The conversation that a response was asked for in."""
+
+    id: str
+
+
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text"): ...
 
 
@@ -121,6 +127,7 @@ class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
     status: Status
     background: bool = False
+    conversation: ConversationRef | None = None
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None

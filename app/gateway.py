@@ -19,6 +19,8 @@ from starlette.routing import BaseRoute
 from app import page
 from app.asgi import create_app
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
+from app.conversation_store import ConversationStore
+from app.conversations import Conversations
 from app.disconnect import cancel_and_wait
 from app.engine_pool import EnginePool
 from app.event_log import MemoryEventLog
@@ -137,11 +139,14 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
     if services.config.redis_url is None:
         yield []
         return
-    sessions = Sessions.connect(services.config.redis_url, owner=secrets.token_hex(16))
+    owner = secrets.token_hex(16)
+    sessions = Sessions.connect(services.config.redis_url, owner=owner)
     commands = RedisCommands.connect(services.config.redis_url)
-    service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic))
+    conversations = ConversationStore(commands, owner=owner)
+    service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic), conversations)
+    sender = SendOnce(service, IdempotencyKeys(commands))
     try:
-        yield Responses(services, service, SendOnce(service, IdempotencyKeys(commands))).routes()
+        yield [*Responses(services, service, sender).routes(), *Conversations(services, conversations).routes()]
     finally:
         await service.close(grace_s=STORED_ANSWERS_GRACE_S)
         await commands.close()

@@ -14,6 +14,8 @@ _PART_CHARS = 22
 """62**22 is just over 2**130."""
 _RESPONSE = re.compile(rf"resp_([0-9A-Za-z]{{{_PART_CHARS}}})([0-9A-Za-z]{{{_PART_CHARS}}})", re.ASCII)
 
+_CONVERSATION = re.compile(rf"conv_([0-9A-Za-z]{{{_PART_CHARS}}})", re.ASCII)
+
 
 class ResponseId(NamedTuple):
     root: str
@@ -34,6 +36,28 @@ class ResponseId(NamedTuple):
 def new_response_id() -> ResponseId:
     """The id of a conversation's first response."""
     return ResponseId(_random_part(), _random_part())
+
+
+class ConversationId(NamedTuple):
+    """Its responses have its root: all keys of a conversation carry one hash tag."""
+
+    root: str
+
+    def __str__(self) -> str:
+        return f"conv_{self.root}"
+
+    def new_response(self) -> ResponseId:
+        return ResponseId(self.root, _random_part())
+
+
+def new_conversation_id() -> ConversationId:
+    return ConversationId(_random_part())
+
+
+def try_parse_conversation_id(text: str) -> ConversationId | None:
+    """None when `text` is no id that this service could have given out."""
+    match = _CONVERSATION.fullmatch(text)
+    return ConversationId(match[1]) if match else None
 
 
 def try_parse_response_id(text: str) -> ResponseId | None:

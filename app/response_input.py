@@ -21,21 +21,26 @@ OTHER_ITEMS = (
 )
 
 
+def parse_items(value: Any, max_items: int, param: str) -> tuple[Item, ...]:
+    """The items of an array, each with an id. Raises BadRequest that names the place, such as `input[2].content`."""
+    if not isinstance(value, list):
+        raise _invalid(param, "an array of items", value)
+    if not value:
+        raise BadRequest(f"'{param}' has no items.", code="invalid_value", param=param)
+    if len(value) > max_items:
+        raise BadRequest(f"'{param}' may have {max_items} items, got {len(value)}.", code="invalid_value", param=param)
+    return tuple(_parse_item(item, f"{param}[{i}]") for i, item in enumerate(value))
+
+
 def parse_input(value: Any, max_messages: int) -> tuple[Item, ...]:
-    """The items of `input`, each with an id. Raises BadRequest that names the place, such as `input[2].content`."""
+    """The items of `input`, as `parse_items` gives them; a string is one. Raises BadRequest."""
     if isinstance(value, str):
         return (_item("user", [InputText(text=value)]),)
     if value is None:
         raise BadRequest("Missing required parameter: 'input'.", code="missing_required_parameter", param="input")
     if not isinstance(value, list):
         raise _invalid("input", "a string or an array of items", value)
-    if not value:
-        raise BadRequest("'input' has no items.", code="invalid_value", param="input")
-    if len(value) > max_messages:
-        raise BadRequest(
-            f"'input' may have {max_messages} items, got {len(value)}.", code="invalid_value", param="input"
-        )
-    return tuple(_parse_item(item, f"input[{i}]") for i, item in enumerate(value))
+    return parse_items(value, max_messages, "input")
 
 
 def _parse_item(value: Any, param: str) -> Item:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from app.assistants import Assistant
+from app.conversation_store import ConversationStore, StoredConversation, check_room
 from app.errors import ApiError, BadRequest, Conflict, NotFound
-from app.events import Item, Prompt, ResponseObject
+from app.events import ConversationRef, Item, Prompt, ResponseObject
 from app.generation import Generation
 from app.heads import num_leading
-from app.ids import new_response_id, try_parse_response_id
+from app.ids import ResponseId, new_response_id, try_parse_response_id
 from app.live_config import Configured
 from app.models import find_assistant_of_model
 from app.prompts import BuiltPrompt
@@ -55,6 +56,30 @@ class Parent:
     node: ResponseNode
     history: tuple[HistoryMessage, ...]
 
+    @property
+    def is_link(self) -> bool:
+        """Whether its stored ancestors and itself tell all of the history. A conversation's past may change."""
+        return self.node.response.store and self.node.response.conversation is None
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a request goes on with: a response, a conversation, or neither."""
+
+    parent: Parent | None = None
+    conversation: StoredConversation | None = None
+
+    @property
+    def history(self) -> tuple[HistoryMessage, ...]:
+        if self.parent is not None:
+            return self.parent.history
+        return self.conversation.messages if self.conversation is not None else ()
+
+    def new_id(self) -> ResponseId:
+        if self.parent is not None:
+            return self.parent.node.id.child()
+        return self.conversation.id.new_response() if self.conversation is not None else new_response_id()
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenAssistant:
@@ -86,11 +111,13 @@ class ResponsePlanner:
         self,
         services: Services,
         sessions: Sessions,
+        conversations: ConversationStore,
         now: Callable[[], float],
         find_running: Callable[[Tenant, str], ResponseNode | None],
     ) -> None:
         self._services = services
         self._sessions = sessions
+        self._conversations = conversations
         self._now = now
         self._find_running = find_running
 
@@ -108,9 +135,9 @@ class ResponsePlanner:
         request = parse_create(body)
         items = parse_input(request.input, configured.limits.max_messages)
         by_model = self._find_model(configured, tenant, request)
-        parent = await self._find_parent(tenant, request.previous_response_id, unstored)
+        before = await self._find_before(configured, tenant, request, unstored, len(items))
+        parent, history = before.parent, before.history
         assistant = _choose_assistant(configured, tenant, request, by_model, parent)
-        history = parent.history if parent else ()
         prompt, num_truncated = await self._build(tenant, request, assistant, _messages(request, history, items))
         params = request.to_params(
             services.tokenizer,
@@ -118,17 +145,17 @@ class ResponsePlanner:
             request.max_output_tokens,
             logprobs=request.num_logprobs,
         )
-        response_id = parent.node.id.child() if parent else new_response_id()
+        response_id = before.new_id()
         generation = services.generation(prompt, params, tenant, priority=request.priority or 0)
-        hangs_on_stored = parent is not None and parent.node.response.store
+        is_told = before.conversation is not None or (parent is not None and parent.is_link)
         node = ResponseNode(
             id=response_id,
             tenant=tenant.id,
-            ancestors=(*parent.node.ancestors, parent.node.id.node) if parent and hangs_on_stored else (),
-            prefix=() if hangs_on_stored else history,
+            ancestors=(*parent.node.ancestors, parent.node.id.node) if parent and parent.is_link else (),
+            prefix=() if is_told else history,
             input=items,
             stream_id=stream_id,
-            response=self._response(str(response_id), request, params, assistant, num_truncated),
+            response=self._response(str(response_id), request, params, assistant, num_truncated, before),
         )
         return Plan(node, generation, prompt, history)
 
@@ -137,9 +164,9 @@ class ResponsePlanner:
         request = parse_create(body)
         items = parse_input(request.input, configured.limits.max_messages)
         by_model = None if request.model is None else self._find_model(configured, tenant, request)
-        parent = await self._find_parent(tenant, request.previous_response_id, {})
-        assistant = _choose_assistant(configured, tenant, request, by_model, parent)
-        messages = _messages(request, parent.history if parent else (), items)
+        before = await self._find_before(configured, tenant, request, {}, len(items))
+        assistant = _choose_assistant(configured, tenant, request, by_model, before.parent)
+        messages = _messages(request, before.history, items)
         prompt, _ = await self._build(tenant, request, assistant, messages)
         return len(prompt.token_ids)
 
@@ -177,6 +204,20 @@ class ResponsePlanner:
             raise BadRequest("Missing required parameter: 'model'.", code="missing_required_parameter", param="model")
         return None
 
+    async def _find_before(
+        self,
+        configured: Configured,
+        tenant: Tenant,
+        request: CreateResponse,
+        unstored: Mapping[str, Parent],
+        num_items: int,
+    ) -> Before:
+        if request.conversation is None:
+            return Before(parent=await self._find_parent(tenant, request.previous_response_id, unstored))
+        conversation = await or_unavailable(self._conversations.find(tenant.id, request.conversation))
+        check_room(len(conversation.items) + num_items, configured.limits.max_messages)
+        return Before(conversation=conversation)
+
     async def _find_parent(
         self, tenant: Tenant, previous_id: str | None, unstored: Mapping[str, Parent]
     ) -> Parent | None:
@@ -196,10 +237,23 @@ class ResponsePlanner:
                 code="response_in_progress",
                 param="previous_response_id",
             )
+        if node.response.conversation is not None:
+            return Parent(node, await self._history_in_conversation(node, node.response.conversation.id))
         turns = await or_unavailable(self._sessions.find_history(node))
         if turns is None:
             raise _no_parent(previous_id)
         return Parent(node, tuple(message for turn in (*turns, node.turn) for message in turn.messages))
+
+    async def _history_in_conversation(self, node: ResponseNode, conversation_id: str) -> tuple[HistoryMessage, ...]:
+        """What was said up to the end of this response, as far as it has not been deleted."""
+        try:
+            conversation = await or_unavailable(self._conversations.find(node.tenant, conversation_id))
+        except NotFound:
+            raise _no_parent(str(node.id)) from None
+        history = conversation.messages_to(str(node.id))
+        if history is None:
+            raise _no_parent(str(node.id))
+        return history
 
     def _response(
         self,
@@ -208,12 +262,14 @@ class ResponsePlanner:
         params: SamplingParams,
         chosen: ChosenAssistant | None,
         num_truncated: int,
+        before: Before,
     ) -> ResponseObject:
         return ResponseObject(
             id=response_id,
             created_at=int(self._now()),
             status="in_progress",
             background=bool(request.background),
+            conversation=ConversationRef(id=str(before.conversation.id)) if before.conversation else None,
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             max_tool_calls=request.max_tool_calls,

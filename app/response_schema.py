@@ -37,6 +37,9 @@ def _metadata(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+Metadata = Annotated[dict[str, str], BeforeValidator(_few_pairs), AfterValidator(_metadata)]
+
+
 def _variable(value: object) -> object:
     """Text as it is, or in the form of an input item."""
     if not isinstance(value, dict):
@@ -58,6 +61,10 @@ class PromptField(RequestModel):
     variables: Annotated[dict[str, Variable], Field(max_length=64)] | None = None
 
 
+def _id_of(value: object) -> object:
+    return value.get("id") if isinstance(value, dict) and isinstance(value.get("id"), str) else value
+
+
 class CreateResponse(SamplingFields):
     """`input` is parsed by app/response_input.py."""
 
@@ -66,9 +73,11 @@ class CreateResponse(SamplingFields):
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: Annotated[str | None, BeforeValidator(_id_of)] = None
+    """Its id, also as `{"id": ...}`."""
     prompt: PromptField | None = None
     max_output_tokens: MaxTokens | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_few_pairs), AfterValidator(_metadata)] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     stream: bool | None = None
     background: bool | None = None
@@ -82,7 +91,6 @@ class CreateResponse(SamplingFields):
 
     # Known, not built, and each would change the answer.
     text: Any = None
-    conversation: Any = None
     context_management: Any = None
     reasoning: Any = None
     moderation: Any = None
@@ -104,7 +112,7 @@ class CreateResponse(SamplingFields):
         super().refuse_unbuilt()
         if self.n not in (None, 1):
             raise unsupported("n")
-        for name in ("conversation", "context_management", "moderation", "use_beam_search"):
+        for name in ("context_management", "moderation", "use_beam_search"):
             if getattr(self, name) not in (None, False, [], {}):
                 raise unsupported(name)
         if self.generate is False:
@@ -119,6 +127,14 @@ class CreateResponse(SamplingFields):
             raise unsupported("text.verbosity")
         if self.background and not self.is_stored:
             raise BadRequest("'background' needs 'store'.", code="invalid_value", param="background")
+        if self.conversation is not None and not self.is_stored:
+            raise BadRequest("'conversation' needs 'store'.", code="invalid_value", param="conversation")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise BadRequest(
+                "A response goes on either with 'conversation' or with 'previous_response_id'.",
+                code="invalid_value",
+                param="previous_response_id",
+            )
         return self
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from app.cache_report import Explainer
+from app.conversation_store import ConversationStore
 from app.errors import Conflict, NotFound
 from app.event_log import CursorLost, EventLog, EventsNotHeld
 from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread
@@ -66,14 +67,21 @@ class ResponseService:
     """Owns the running responses. `now` gives seconds since 1970."""
 
     def __init__(
-        self, services: Services, sessions: Sessions, log: EventLog, *, now: Callable[[], float] = time.time
+        self,
+        services: Services,
+        sessions: Sessions,
+        log: EventLog,
+        conversations: ConversationStore,
+        *,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._services = services
         self._sessions = sessions
+        self._conversations = conversations
         self._log = log
         self._now = now
         self._prompts = services.prompts
-        self._planner = ResponsePlanner(services, sessions, now, self._find_running)
+        self._planner = ResponsePlanner(services, sessions, conversations, now, self._find_running)
         self._to_logprob = _logprob_writer(services.tokenizer)
         self._writer = EventWriter(log)
         self._runs: dict[str, ResponseRun] = {}
@@ -148,6 +156,8 @@ class ResponseService:
     async def _start_stored(self, plan: Plan, reservation: Reservation) -> Started:
         response_id = str(plan.node.id)
         try:
+            if plan.node.response.conversation is not None:
+                await or_unavailable(self._conversations.enter(plan.node))
             await or_unavailable(self._sessions.create(plan.node))
             run = self._make_run(plan, await self._writer.open(response_id))
         except BaseException:

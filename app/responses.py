@@ -1,7 +1,6 @@
 """The Responses API: /v1/responses over HTTP, a thin shell over ResponseService, and the websocket beside it."""
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,20 +13,17 @@ from app.disconnect import until_disconnect
 from app.errors import ApiError, BadRequest
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource, Waiter
-from app.events import Item, ResponseObject, to_json
+from app.events import ResponseObject, to_json
 from app.idempotency import HEADER
 from app.json_body import read_json
 from app.middleware import extras_of
+from app.query_params import read_flag, read_integer, read_page
 from app.response_service import ResponseService, Started, events_not_held
 from app.send_once import Attached, SendOnce
 from app.services import Services
 from app.sse import SseResponse, SseWriter, frame
 from app.tenants import Tenant
 from app.websocket import Websockets
-
-_INTEGER = re.compile(r"-?[0-9]{1,20}", re.ASCII)
-MAX_PAGE = 100
-DEFAULT_PAGE = 20
 
 
 class Responses:
@@ -98,9 +94,9 @@ class Responses:
     async def retrieve(self, request: Request) -> Response:
         limits, tenant = self._services.current.limits, self._tenant(request)
         response_id = request.path_params["response_id"]
-        if not _flag(request, "stream"):
+        if not read_flag(request, "stream"):
             return _json(await self._service.get(tenant, response_id))
-        after = _integer(request, "starting_after", default=-1, lowest=-1, highest=2**64)
+        after = read_integer(request, "starting_after", default=-1, lowest=-1, highest=2**64)
         followed = await self._service.follow(tenant, response_id, after)
         return _stream(followed.source, limits)
 
@@ -120,10 +116,7 @@ class Responses:
     async def input_items(self, request: Request) -> Response:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]
         items = await self._service.input_items(tenant, response_id)
-        limit = _integer(request, "limit", default=DEFAULT_PAGE, lowest=1, highest=MAX_PAGE)
-        return _json(
-            page_of(items, limit, request.query_params.get("order", "desc"), request.query_params.get("after"))
-        )
+        return _json(read_page(request, items))
 
     def _tenant(self, request: Request) -> Tenant:
         return self._services.current.tenants.authenticate(request.headers.get("authorization"))
@@ -180,46 +173,6 @@ def _error_event(error: ApiError) -> bytes:
     """On SSE an error event is flat, and it stands outside the numbering."""
     event = {"type": "error", "sequence_number": 0, "code": error.code, "message": error.message, "param": error.param}
     return frame(to_json(event), "error")
-
-
-def page_of(items: Sequence[Item], limit: int, order: str, after: str | None) -> dict[str, Any]:
-    """OpenAI's list of items, newest first unless `order` is asc. Raises BadRequest for an unknown order or `after`."""
-    if order not in ("asc", "desc"):
-        raise _bad_query("order", "'asc' or 'desc'", order)
-    ordered = list(items) if order == "asc" else list(reversed(items))
-    if after is not None:
-        place = next((i for i, item in enumerate(ordered) if item.id == after), None)
-        if place is None:
-            raise _bad_query("after", "the id of one of the items", after)
-        ordered = ordered[place + 1 :]
-    page = ordered[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": len(ordered) > limit,
-    }
-
-
-def _integer(request: Request, name: str, *, default: int, lowest: int, highest: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not _INTEGER.fullmatch(text) or not lowest <= int(text) <= highest:
-        raise _bad_query(name, f"an integer from {lowest} to {highest}", text)
-    return int(text)
-
-
-def _flag(request: Request, name: str) -> bool:
-    text = request.query_params.get(name, "false").lower()
-    if text not in ("true", "false", "1", "0"):
-        raise _bad_query(name, "true or false", text)
-    return text in ("true", "1")
-
-
-def _bad_query(name: str, wanted: str, got: str) -> BadRequest:
-    return BadRequest(f"'{name}' must be {wanted}, got {got[:80]!r}.", code="invalid_value", param=name)
 
 
 def _json(value: Any) -> Response:

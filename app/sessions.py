@@ -22,6 +22,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from app.conversation_turns import ADD_TURN, conversation_key, turn_to_add
 from app.events import ResponseError
 from app.ids import ResponseId
 from app.redis_commands import SessionsUnavailable
@@ -42,13 +43,18 @@ if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return false end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return redis.call('HGETALL', KEYS[1])
 """
-_FINISH = """
+# The last argument is the turn for the conversation, whose name is the response's id; it may be empty.
+_FINISH = (
+    ADD_TURN
+    + """
 redis.call('DEL', KEYS[2])
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('HSET', KEYS[1], unpack(ARGV, 3, #ARGV - 2))
 redis.call('EXPIRE', KEYS[1], ARGV[2])
+if ARGV[#ARGV] ~= '' then add_turn(KEYS[3], ARGV[1], ARGV[2], ARGV[#ARGV - 1], ARGV[#ARGV]) end
 return 1
 """
+)
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
 return redis.call('DEL', KEYS[1], KEYS[2])
@@ -124,10 +130,12 @@ class Sessions:
         await self._command(run())
 
     async def finish(self, node: ResponseNode) -> bool:
-        """Writes a node's end and gives up the lease. False: the node has been deleted meanwhile, and stays so."""
+        """Writes a node's end, adds it to its conversation and gives up the lease. False: the node has been deleted
+        meanwhile, and stays so."""
         fields = [part for pair in node.ended_fields().items() for part in pair]
-        keys = [_node_key(node.id), _lease_key(node.id)]
-        return bool(await self._command(self._finish(keys, [node.tenant, self._node_ttl_s, *fields])))
+        keys = [_node_key(node.id), _lease_key(node.id), conversation_key(node.id.root)]
+        turn = (str(node.id), turn_to_add(node))
+        return bool(await self._command(self._finish(keys, [node.tenant, self._node_ttl_s, *fields, *turn])))
 
     async def find(self, tenant: str, response_id: ResponseId) -> ResponseNode | None:
         """None when there is no such response of this tenant. A response whose gateway has gone is found failed."""

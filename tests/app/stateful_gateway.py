@@ -20,6 +20,8 @@ from websockets.exceptions import ConnectionClosed
 
 from app.asgi import create_app
 from app.config import AssistantConfig, FileConfig, GatewayConfig, TenantConfig, hash_key
+from app.conversation_store import ConversationStore
+from app.conversations import Conversations
 from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
 from app.idempotency import IdempotencyKeys
@@ -120,9 +122,11 @@ async def running_gateway(
         services = build_services(config, file_config, engine)
         sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
         log = MemoryEventLog(clock=clock, **log_bounds)
-        service = ResponseService(services, sessions, log)
         commands = RedisCommands.connect(store.url)
-        app = create_app(services, Responses(services, service, SendOnce(service, IdempotencyKeys(commands))).routes())
+        conversations = ConversationStore(commands, owner=owner, lease_ms=lease_ms)
+        service = ResponseService(services, sessions, log, conversations)
+        responses = Responses(services, service, SendOnce(service, IdempotencyKeys(commands)))
+        app = create_app(services, [*responses.routes(), *Conversations(services, conversations).routes()])
         listener = socket.create_server(("127.0.0.1", 0))
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
