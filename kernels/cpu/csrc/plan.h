@@ -45,7 +45,9 @@ class Plan {
   std::vector<int> node_bounds, run_bounds;  // [threads + 1]: which tasks are a thread's
   std::vector<int> first_rows;               // [num_runs]: of all the rows of the step
   std::vector<int> part_rows;                // rows of each parts
-  std::vector<int> apart_tokens;             // [num_runs]: its first tokens, which are read like a node's
+  // [num_runs]: its first tokens, pieces that all its rows see: they are read like a node's, which deals them out to threads
+  // evenly and reads all heads of a piece together
+  std::vector<int> apart_tokens;
   int max_query_rows = 1;
 
   // How many tasks from one on, before `end`, differ from it in the head alone.
@@ -62,20 +64,17 @@ class Plan {
   void make(const TrunklineStep& step, const TrunklineShape& shape) {
     group_ = shape.num_heads / shape.num_kv_heads;
     first_rows.clear();
-    int num_rows = 0, num_run_tasks = 0;
+    apart_tokens.clear();
+    int num_rows = 0;
     for (int run = 0; run < step.num_runs; run++) {
+      const int rows = step.run_rows[run];
       first_rows.push_back(num_rows);
-      num_rows += step.run_rows[run];
-      num_run_tasks += num_parts(step.run_rows[run]) * shape.num_kv_heads;
+      num_rows += rows;
+      const bool is_one_task = num_parts(rows) == 1;
+      apart_tokens.push_back(is_one_task ? (step.run_tokens[run] - rows) / PIECE_TOKENS * PIECE_TOKENS : 0);
     }
     rows_.resize(num_rows);
     std::iota(rows_.begin(), rows_.end(), 0);
-    // few tasks cannot be dealt out evenly: what all rows of a run see is cut into pieces
-    apart_tokens.assign(step.num_runs, 0);
-    if (num_run_tasks < MANY_TASKS * shape.num_threads)
-      for (int run = 0; run < step.num_runs; run++)
-        if (num_parts(step.run_rows[run]) == 1)
-          apart_tokens[run] = (step.run_tokens[run] - step.run_rows[run]) / PIECE_TOKENS * PIECE_TOKENS;
     make_node_tasks(step, shape);
     make_run_tasks(step, shape);
   }
@@ -168,7 +167,6 @@ class Plan {
   // In units of one token seen by one query row.
   static constexpr int FILL_COST = 6;
   static constexpr int TASK_COST = 200;
-  static constexpr int MANY_TASKS = 8;  // for each thread
 
   int group_ = 1;
   std::vector<Share> shares_;
