@@ -43,6 +43,8 @@ class GatewayConfig(BaseModel):
     redis_url: str | None = None
     state_dir: Path
     config_path: Path | None = None
+    engine_patience_s: float = 300.0
+    """Running answers wait so long for an engine that has gone to come back."""
     shutdown_s: float = 20.0
     """After a signal, running answers have this long to end."""
 

@@ -35,6 +35,7 @@ from app.redis_commands import RedisCommands
 from app.reload import Reloader
 from app.response_service import ResponseService
 from app.responses import Responses
+from app.resubmission import Resubmission
 from app.scopes import Scopes, ensure_secret
 from app.send_once import SendOnce
 from app.services import Services
@@ -124,6 +125,7 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         tokenizer=tokenizer,
         template=template,
         engine=engine,
+        resubmission=Resubmission(engine, patience_s=config.engine_patience_s),
         prompts=PromptBuilder(tokenizer, template, scopes),
         metrics=Metrics(),
         history=PromptHistory(),

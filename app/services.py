@@ -12,6 +12,7 @@ from app.metrics import Metrics
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
 from app.rate_limits import RateLimits
+from app.resubmission import Resubmission
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
 from app.tickets import Tickets
@@ -33,6 +34,8 @@ class Services:
     tokenizer: Tokenizer
     template: ChatTemplate
     engine: EngineClient
+    resubmission: Resubmission
+    """Takes the requests for `engine`."""
     prompts: PromptBuilder
     metrics: Metrics
     history: PromptHistory
@@ -43,6 +46,7 @@ class Services:
 
     async def close(self) -> None:
         """What was opened with them; nothing may be under way any more."""
+        await self.resubmission.close()
         await self.rate_limits.close()
         if self.tenant_store is not None:
             await self.tenant_store.close()
@@ -80,7 +84,7 @@ class Services:
         Raises ApiError, as `Generation` does.
         """
         return Generation(
-            self.engine if beams is None else BeamSearchEngine(self.engine, beams),
+            self.resubmission if beams is None else BeamSearchEngine(self.resubmission, beams),
             self.tokenizer,
             prompt,
             params,

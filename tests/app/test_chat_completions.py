@@ -230,13 +230,18 @@ async def test_b19_a_failure_before_the_first_byte_has_a_status(tmp_path: Path) 
 async def test_b19_the_engine_dies(tmp_path: Path) -> None:
     engine = ScriptedEngineClient(script=lambda r: [*b"abc", Die()])
     async with serving(tmp_path, engine) as gateway:
-        response = await gateway.post(CHAT, chat_body(stream=True))
-        assert json.loads(list(sse_data(response.content))[-2])["error"]["code"] == "engine_died"
+        answer = asyncio.create_task(gateway.post(CHAT, chat_body(stream=True)))
+        await until(lambda: not engine.is_ready)
         response = await gateway.chat()
         assert response.status_code == 503
         assert response.headers["retry-after"]
         assert (await gateway.client.get("/ready")).status_code == 503
         assert (await gateway.client.get("/health")).status_code == 200
+        engine.revive()  # and dies again behind the same token
+        events = list(sse_data((await answer).content))
+        error = json.loads(events[-2])["error"]
+        assert (error["code"], error["type"]) == ("request_crashes_engine", "server_error")
+        assert joined([json.loads(event) for event in events[:-2]]) == "abc"
         engine.revive()
         assert (await gateway.client.get("/ready")).status_code == 200
 

@@ -64,7 +64,7 @@ class RealGateway:
         self._call(lambda engine: engine.release())
 
     def kill_engine(self) -> None:
-        """Every running answer fails."""
+        """Every running answer waits for the next one."""
         self._call(lambda engine: engine.die())
 
     def put_in_force(self, file_config: FileConfig) -> None:

@@ -340,7 +340,6 @@ def test_no_rows_no_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_an_answer_that_goes_on_draws_what_it_would_have_drawn(name: str) -> None:
-    """Output of an earlier life counts as output, and positions go on."""
     logits, said = logits_like_a_model(3, 50), [7, 7, 9]
     unbroken = sequence([1, 2], said, seed=11, choice=2, min_tokens=4, stop_token_ids=(5,), **{name: 1.8})
     resumed = Sequence("r", [1, 2], unbroken.params, (), 11, 10**6, 2, resumed_ids=said)
