@@ -49,17 +49,28 @@ struct Linear {
   // a: [num_rows][a_stride] words.
   template <class Body>
   void run(const Threads& threads, int thread, const Word* a, size_t a_stride, int num_rows, Body&& body) const {
-    alignas(64) float c[MAX_ROWS * PANEL];
+    // what a product wrote is read one product later: until then it is on its way to the first cache
+    alignas(64) float c[2][MAX_ROWS * PANEL];
+    struct {
+      int panel = -1, first, count;
+    } last;
+    int turn = 0;
     Threads::Range mine = threads.share(thread, num_panels), rows{0, num_rows};
     if (is_split_by_rows(num_rows)) mine = {0, num_panels}, rows = share_rows(threads, thread, num_rows);
+    const auto take = [&](int panel, int first, int count) {
+      turn ^= 1;
+      if (last.panel >= 0) body(last.panel, rows.begin + last.first, last.count, c[turn]);
+      last = {panel, first, count};
+    };
     num_rows = rows.end - rows.begin;
     a += rows.begin * a_stride;
     const size_t panel_bytes = size_t(depth) * PANEL * sizeof(Word);
     for (int i = mine.begin; i < mine.end; i++) {
       if (num_rows <= MAX_ROWS) {
         // the panel is read at the speed of memory: it is asked for shortly before
-        product<2>(num_rows, a, a_stride, panel(i), depth, c, PANEL, {(const char*)panel(i) + NEAR_BYTES, PANEL * 4});
-        body(i, rows.begin, num_rows, c);
+        product<2>(num_rows, a, a_stride, panel(i), depth, c[turn], PANEL,
+                   {(const char*)panel(i) + NEAR_BYTES, PANEL * 4});
+        take(i, 0, num_rows);
         continue;
       }
       // the first two blocks of rows ask for a half of the next panel each, so that memory works while they compute
@@ -67,14 +78,15 @@ struct Linear {
       for_row_blocks(num_rows, [&](int first, int count) {
         const Word* block = a + first * a_stride;
         if (next < (const char*)panel(i + 2)) {
-          product<1>(count, block, a_stride, panel(i), depth, c, PANEL, {next, PANEL * sizeof(Word) / 2});
+          product<1>(count, block, a_stride, panel(i), depth, c[turn], PANEL, {next, PANEL * sizeof(Word) / 2});
           next += panel_bytes / 2;
         } else {
-          product(count, block, a_stride, panel(i), depth, c, PANEL);
+          product(count, block, a_stride, panel(i), depth, c[turn], PANEL);
         }
-        body(i, rows.begin + first, count, c);
+        take(i, first, count);
       });
     }
+    take(-1, 0, 0);
   }
 };
 
