@@ -16,6 +16,7 @@ from app.completions import Completions
 from app.errors import ApiError, from_status
 from app.middleware import OriginGuard, RequestContext
 from app.models import Models
+from app.openapi import OpenApi
 from app.services import Services
 from app.sse import error_response
 
@@ -31,6 +32,7 @@ def create_app(services: Services, routes: Sequence[BaseRoute] = ()) -> Starlett
         TicketRoutes(services),
         ChatCompletions(services),
         Completions(services),
+        OpenApi(),
     )
     app = Starlette(
         routes=[*(route for part in parts for route in part.routes()), *routes],

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import WithJsonSchema
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,8 +26,18 @@ MAX_ITEMS_AT_ONCE = 20
 """As with OpenAI."""
 
 
-class _Fields(RequestModel):
+class ConversationFields(RequestModel):
     metadata: Metadata | None = None
+
+
+class NewItems(RequestModel):
+    """Read by app/response_input.py."""
+
+    items: Annotated[Any, WithJsonSchema({"type": "array", "maxItems": MAX_ITEMS_AT_ONCE, "items": {"type": "object"}})]
+
+
+class NewConversation(ConversationFields):
+    items: Annotated[Any, WithJsonSchema({"type": "array", "maxItems": MAX_ITEMS_AT_ONCE})] = None
 
 
 class Conversations:
@@ -52,10 +63,9 @@ class Conversations:
 
     async def create(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        body = await self._body(request)
-        metadata = parse_request(_Fields, body).metadata or {}
-        items = () if body.get("items") in (None, []) else parse_items(body["items"], MAX_ITEMS_AT_ONCE, "items")
-        conversation = new_conversation(new_conversation_id(), int(self._now()), metadata, items)
+        asked = parse_request(NewConversation, await self._body(request))
+        items = () if asked.items in (None, []) else parse_items(asked.items, MAX_ITEMS_AT_ONCE, "items")
+        conversation = new_conversation(new_conversation_id(), int(self._now()), asked.metadata or {}, items)
         await or_unavailable(self._store.create(tenant.id, conversation))
         return _json(_wire(conversation))
 
@@ -64,7 +74,7 @@ class Conversations:
 
     async def update(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        metadata = parse_request(_Fields, await self._body(request)).metadata
+        metadata = parse_request(ConversationFields, await self._body(request)).metadata
         if metadata is None:
             raise BadRequest(
                 "Missing required parameter: 'metadata'.", code="missing_required_parameter", param="metadata"
@@ -81,7 +91,8 @@ class Conversations:
 
     async def add_items(self, request: Request) -> Response:
         tenant = self._tenant(request)
-        items = parse_items((await self._body(request)).get("items"), MAX_ITEMS_AT_ONCE, "items")
+        asked = parse_request(NewItems, await self._body(request))
+        items = parse_items(asked.items, MAX_ITEMS_AT_ONCE, "items")
         held = (await or_unavailable(self._store.find(tenant.id, _id(request)))).items
         check_room(len(held) + len(items), self._services.current.limits.max_messages)
         await or_unavailable(self._store.add(tenant.id, _id(request), items))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from app.errors import BadRequest
 from app.request_params import (
@@ -70,7 +70,7 @@ class CreateResponse(SamplingFields):
 
     model: str | None = None
     """May be left out with `prompt` or `previous_response_id`: there is one model."""
-    input: Any = None
+    input: Annotated[Any, WithJsonSchema({"type": ["string", "array"], "items": {"type": "object"}})] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Annotated[str | None, BeforeValidator(_id_of)] = None

@@ -1,0 +1,91 @@
+"""The description of the websocket says what comes over it, and the example in docs/protocol.md works."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from app.asyncapi import document
+from tests.app.session_store import session_server
+from tests.app.stateful_gateway import KEY_A, receive, receive_until, running_gateway, send, send_create
+from tests.scripted_engine import Pause
+
+DOCS = Path(__file__).parents[2] / "docs"
+IN_TWO = [b"It is on", Pause(), b" its way."]
+
+
+@pytest.fixture
+async def gateway():
+    async with session_server() as store, running_gateway(store, lambda request: IN_TWO) as gateway:
+        yield gateway
+
+
+def validator(name):
+    described = document()
+    schema = described["channels"]["responses"]["messages"][name]["payload"]
+    return jsonschema.Draft202012Validator({**schema, "components": described["components"]})
+
+
+def test_the_file_is_what_the_code_says():
+    """If not: python -m app.asyncapi > docs/asyncapi.json"""
+    assert json.loads((DOCS / "asyncapi.json").read_text()) == json.loads(json.dumps(document()))
+
+
+async def test_events_are_as_described(gateway):
+    async with gateway.socket() as ws:
+        await send_create(ws, stream_id="left")
+        await gateway.engine.wait_paused()
+        gateway.engine.release()
+        for event in (events := await receive_until(ws)):
+            validator(event["type"]).validate(event)
+        assert {event["type"] for event in events} >= {"response.created", "response.completed"}
+        await send(ws, type="response.create", stream_id="left")
+        validator("error").validate(await receive(ws))
+
+
+def test_messages_of_clients_are_as_described():
+    good = [
+        {"type": "response.create", "model": "m", "input": "Hi", "client_message_id": "k", "stream_id": "left"},
+        {"type": "response.cancel", "response_id": "resp_1"},
+        {"type": "response.resume", "response_id": "resp_1", "starting_after": 4},
+    ]
+    for message in good:
+        validator(message["type"]).validate(message)
+    bad = [good[0] | {"stream_id": ""}, good[0] | {"model": 3}, {"type": "response.cancel"}]
+    for message in [*bad, good[2] | {"starting_after": -2}]:
+        assert not validator(message["type"]).is_valid(message)
+
+
+async def test_the_client_of_the_documentation_goes_on_after_a_lost_connection(gateway):
+    code = re.search(r"```python\n(.*?)```", (DOCS / "protocol.md").read_text(), re.S)[1]
+    names = {}
+    exec(compile(code, "protocol.md", "exec"), names)
+    lost = []
+    connect = names["connect"]
+
+    class LosesTheFirst(connect):
+        """Its connection is lost while the answer is half written."""
+
+        async def __aenter__(self):
+            socket = await super().__aenter__()
+            if not lost:
+                lost.append(socket)
+                frames = socket.__aiter__
+
+                async def until_half():
+                    async for frame in frames():
+                        yield frame
+                        if "It is on" in frame:
+                            socket.transport.abort()
+                            gateway.engine.release()
+                            return
+
+                socket.__class__ = type("Lost", (socket.__class__,), {"__aiter__": lambda self: until_half()})
+            return socket
+
+    names["connect"] = LosesTheFirst
+    url = f"ws://127.0.0.1:{gateway.port}/v1/responses"
+    assert await names["ask"](url, KEY_A, "byte-model", "Where is my parcel?") == ("completed", "It is on its way.")
+    assert len(lost) == len(gateway.engine.requests) == 1
