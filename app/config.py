@@ -143,6 +143,8 @@ class TenantConfig(_Section):
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_day: int | None = Field(default=None, ge=1)
+    max_connections: int | None = Field(default=None, ge=1)
+    max_answers: int | None = Field(default=None, ge=1)
     """These as app.quota.Quota has them."""
 
     @model_validator(mode="before")

@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute
 
 from app import page
 from app.asgi import create_app
+from app.caps import Caps
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.conversation_store import ConversationStore
 from app.conversations import Conversations
@@ -118,6 +119,7 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
     scopes = Scopes(secret)
     live = LiveConfig(config, file_config, template if model.chat_template is not None else None, scopes)
     tenant_store = None if config.redis_url is None else TenantStore.connect(config.redis_url)
+    caps = Caps(tenant_store)
     return Services(
         config=config,
         live=live,
@@ -130,7 +132,8 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         metrics=Metrics(),
         history=PromptHistory(),
         tickets=Tickets(secret, tenant_store),
-        rate_limits=RateLimits(tenant_store),
+        caps=caps,
+        rate_limits=RateLimits(tenant_store, caps),
         tenant_store=tenant_store,
     )
 

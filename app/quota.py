@@ -25,6 +25,10 @@ class Quota:
     tokens_per_minute: int | None = None
     """Prompt and answer together; tokens from the cache count too."""
     tokens_per_day: int | None = None
+    max_connections: int | None = None
+    """Websockets open at once."""
+    max_answers: int | None = None
+    """Answers running at once, whatever the number of their choices."""
 
     @property
     def has_rates(self) -> bool:

@@ -1,13 +1,14 @@
-"""Lets a tenant's requests in, at the rate that its quota says: one account for all gateways in Redis, and one of this
-gateway's own while Redis does not answer."""
+"""Lets a tenant's requests in, as many at once and at the rate that its quota says: one account for all gateways in
+Redis, and one of this gateway's own while Redis does not answer."""
 
 import asyncio
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from app.caps import Caps, Place
 from app.errors import RateLimited
 from app.quota import Levels, Quota, Refusal, duration, headers, reserve, settle, wait_s
 from app.redis_commands import SessionsUnavailable
@@ -29,8 +30,8 @@ NAMES: Mapping[Refusal, str] = {
 class Reservation:
     """What one request may use. `settle` it once it has ended, whatever became of it."""
 
-    headers: Mapping[str, str] = field(default_factory=dict)
-    _settle: Callable[[int], None] | None = None
+    headers: Mapping[str, str]
+    _settle: Callable[[int], None] | None
 
     def settle(self, num_tokens: int) -> None:
         """It has used so many, prompt and answer together. Only the first call counts."""
@@ -43,12 +44,14 @@ class RateLimits:
     def __init__(
         self,
         store: TenantStore | None,
+        caps: Caps,
         *,
         now: Callable[[], float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now` gives seconds since 1970, for the store too; without it the store goes by its server's clock."""
         self._store = store
+        self._caps = caps
         self._now = now
         self._monotonic = monotonic
         self._away_until = -math.inf
@@ -64,10 +67,18 @@ class RateLimits:
 
     async def reserve(self, tenant: Tenant, num_tokens: int) -> Reservation:
         """For a request that may use so many tokens, prompt and answer together. Raises RateLimited."""
+        _check_fits(tenant.quota, num_tokens)
+        place = await self._caps.take(tenant, "answers")
+        try:
+            return await self._reserve(tenant, num_tokens, place)
+        except BaseException:
+            place.release()
+            raise
+
+    async def _reserve(self, tenant: Tenant, num_tokens: int, place: Place) -> Reservation:
         quota = tenant.quota
         if not quota.has_rates:
-            return Reservation()
-        _check_fits(quota, num_tokens)
+            return Reservation({}, lambda num_used: place.release())
         taking = asyncio.create_task(self._take(tenant, num_tokens))
         try:
             refusal, levels = await asyncio.shield(taking)
@@ -81,6 +92,7 @@ class RateLimits:
         day = levels.day
 
         def settle_used(num_used: int) -> None:
+            place.release()
             if num_used != num_tokens:
                 self._give_back(tenant.id, num_tokens - num_used, day)
 

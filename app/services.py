@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.beam_streams import BeamSearchEngine
+from app.caps import Caps
 from app.config import GatewayConfig
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE, Generation
@@ -40,6 +41,7 @@ class Services:
     metrics: Metrics
     history: PromptHistory
     tickets: Tickets
+    caps: Caps
     rate_limits: RateLimits
     tenant_store: TenantStore | None
     """None without a Redis."""
@@ -48,6 +50,7 @@ class Services:
         """What was opened with them; nothing may be under way any more."""
         await self.resubmission.close()
         await self.rate_limits.close()
+        await self.caps.close()
         if self.tenant_store is not None:
             await self.tenant_store.close()
         self.prompts.close()

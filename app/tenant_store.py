@@ -1,6 +1,7 @@
 """What the gateways of one server keep in common about a tenant, in Redis.
 
     {t:<tenant>}:ticket:<id>   a ticket that has been used; kept for longer than anybody's clock is wrong
+    {t:<tenant>}:held          by gateway: websockets, running answers, and until when that holds
     {t:<tenant>}:limits        what is left of its quota, the fields of app.quota.Levels; not there: nothing was taken
 
 Nothing here is waited for long: who asks can decide without it. And no command is sent a second time when its reply
@@ -69,6 +70,35 @@ if used and tonumber(known[2]) == tonumber(ARGV[2]) then
     redis.call('HSET', KEYS[1], 'used', text(math.max(0, used - ARGV[1])))
 end
 """
+# Says what a gateway has and asks what the others have. One that has not said so for a lease is dead; so is one whose
+# lease ends later than it could, as the clock was put back: if it lives it says so again soon.
+_HOLD = """
+local now, lease = tonumber(ARGV[5]), tonumber(ARGV[4])
+if not now then
+    local time = redis.call('TIME')
+    now = time[1] + time[2] / 1000000
+end
+local said = redis.call('HGETALL', KEYS[1])
+local connections, answers = 0, 0
+for i = 1, #said, 2 do
+    if said[i] ~= ARGV[1] then
+        local c, a, till = string.match(said[i + 1], '^(%S+) (%S+) (%S+)$')
+        till = tonumber(till)
+        if till <= now or till > now + lease then
+            redis.call('HDEL', KEYS[1], said[i])
+        else
+            connections, answers = connections + c, answers + a
+        end
+    end
+end
+if ARGV[2] == '0' and ARGV[3] == '0' then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+else
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. string.format('%.17g', now + lease))
+    redis.call('EXPIRE', KEYS[1], math.ceil(lease * 2))
+end
+return {connections, answers}
+"""
 
 
 class TenantStore:
@@ -78,6 +108,7 @@ class TenantStore:
         self._commands = commands
         self._reserve = commands.redis.register_script(_RESERVE)
         self._settle = commands.redis.register_script(_SETTLE)
+        self._hold = commands.redis.register_script(_HOLD)
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = TIMEOUT_S) -> Self:
@@ -123,6 +154,15 @@ class TenantStore:
     async def settle(self, tenant: str, num_back: int, day: int) -> None:
         """As `app.quota.settle`."""
         await self._commands.run(self._settle([_limits_key(tenant)], [num_back, day]))
+
+    async def hold(
+        self, tenant: str, owner: str, own: tuple[int, int], lease_s: float, now: float | None
+    ) -> tuple[int, int]:
+        """Says how many websockets and running answers the tenant has at the gateway `owner`; how many it has at the
+        others. `now` None: by the server's clock."""
+        arguments: list[str | float] = [owner, *own, lease_s, "" if now is None else repr(now)]
+        connections, answers = await self._commands.run(self._hold([f"{{t:{tenant}}}:held"], arguments))
+        return connections, answers
 
 
 def _limits_key(tenant: str) -> str:

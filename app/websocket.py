@@ -70,14 +70,19 @@ class Websockets:
         configured = self._services.current
         try:
             caller = await admit(self._services, configured, websocket)
+            place = await self._services.caps.take(caller.tenant, "connections")
         except ApiError as e:
             await websocket.send_denial_response(error_response(e))
             return
+        connection = _Connection(websocket, self._services.live, self._service, self._sender, configured, caller)
         try:
             await websocket.accept(caller.subprotocol)
         except WebSocketDisconnect:
             return
-        await _Connection(websocket, self._services.live, self._service, self._sender, configured, caller).run()
+        else:
+            await connection.run()
+        finally:
+            place.release()
 
 
 @dataclass(eq=False, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from app.caps import Caps
 from app.config import FileConfig
 from app.errors import RateLimited
 from app.quota import DAY_S, Levels, Quota, reserve, settle
@@ -88,7 +89,7 @@ async def test_redis_counts_as_the_gateway_does(server: SessionServer) -> None:
 
 async def test_two_gateways_have_one_account(server: SessionServer, clock: Clock) -> None:
     async with connected(server.url) as one, connected(server.url) as other:
-        gateways = [RateLimits(store, now=clock) for store in (one, other)]
+        gateways = [RateLimits(store, Caps(None), now=clock) for store in (one, other)]
         who = tenant(requests_per_minute=10)
         asked = await asyncio.gather(*(g.reserve(who, 1) for g in gateways * 10), return_exceptions=True)
         assert sum(not isinstance(a, RateLimited) for a in asked) == 10
@@ -100,7 +101,7 @@ async def test_two_gateways_have_one_account(server: SessionServer, clock: Clock
 
 async def test_the_servers_clock_is_used_where_none_is_given(server: SessionServer) -> None:
     async with connected(server.url) as store:
-        limits = RateLimits(store)
+        limits = RateLimits(store, Caps(None))
         await limits.reserve(tenant(tokens_per_minute=6_000_000), 6_000_000)
         levels = (await store.reserve("a", Quota(tokens_per_minute=6_000_000), 0, None))[1]
         assert levels.tokens is not None
@@ -118,7 +119,7 @@ async def test_b40_one_key_a_tenant_and_it_expires(server: SessionServer) -> Non
 async def test_without_redis_the_gateway_counts_on_from_what_it_knew(server: SessionServer, clock: Clock) -> None:
     quiet = Clock()
     async with connected(server.url) as store:
-        limits = RateLimits(store, now=clock, monotonic=quiet)
+        limits = RateLimits(store, Caps(None), now=clock, monotonic=quiet)
         who = tenant(requests_per_minute=4)
         await limits.reserve(who, 1)
         await limits.reserve(who, 1)
@@ -137,7 +138,7 @@ async def test_a_store_that_hangs_holds_nobody_up(server: SessionServer, clock: 
     proxy = SessionProxy(server)
     async with proxy.running(), connected(proxy.url, timeout_s=0.05) as store:
         proxy.lets_replies_through.clear()
-        limits = RateLimits(store, now=clock, monotonic=Clock())
+        limits = RateLimits(store, Caps(None), now=clock, monotonic=Clock())
         for _ in range(3):
             await limits.reserve(tenant(requests_per_minute=3), 1)
         await refused(limits, tenant(requests_per_minute=3))
@@ -147,7 +148,7 @@ async def test_a_store_that_hangs_holds_nobody_up(server: SessionServer, clock: 
 async def test_a_request_whose_client_went_while_it_was_let_in_gives_back(server: SessionServer, clock: Clock) -> None:
     proxy = SessionProxy(server)
     async with proxy.running(), connected(proxy.url) as store:
-        limits = RateLimits(store, now=clock)
+        limits = RateLimits(store, Caps(None), now=clock)
         who = tenant(tokens_per_minute=100)
         (await limits.reserve(who, 1)).settle(0)
         await limits.close()
@@ -164,7 +165,7 @@ async def test_a_request_whose_client_went_while_it_was_let_in_gives_back(server
 
 
 async def test_a_reservation_is_settled_once(clock: Clock) -> None:
-    limits = RateLimits(None, now=clock)
+    limits = RateLimits(None, Caps(None), now=clock)
     who = tenant(tokens_per_minute=100)
     reservation = await limits.reserve(who, 60)
     reservation.settle(10)
@@ -173,7 +174,7 @@ async def test_a_reservation_is_settled_once(clock: Clock) -> None:
 
 
 async def test_what_is_said(clock: Clock) -> None:
-    limits = RateLimits(None, now=clock)
+    limits = RateLimits(None, Caps(None), now=clock)
     who = tenant(requests_per_minute=2, tokens_per_minute=100, tokens_per_day=150)
     await limits.reserve(who, 70)
     error = await refused(limits, who, 40)
@@ -195,7 +196,7 @@ async def test_what_is_said(clock: Clock) -> None:
 
 
 async def test_an_unlimited_tenant_asks_nobody() -> None:
-    reservation = await RateLimits(None).reserve(Tenant("a"), 10**9)
+    reservation = await RateLimits(None, Caps(None)).reserve(Tenant("a"), 10**9)
     assert reservation.headers == {}
     reservation.settle(5)
 
