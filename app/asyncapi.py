@@ -44,6 +44,11 @@ ERROR_EVENT: Schema = {
         "type": {"const": "error"},
         "status": {"type": "integer", "description": "What HTTP would have answered with."},
         "error": ERROR,
+        "headers": {
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+            "description": "Those of the same answer over HTTP, where it has a Retry-After.",
+        },
         "stream_id": _STREAM_ID,
     },
 }

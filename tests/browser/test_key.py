@@ -101,3 +101,14 @@ def test_a_revoked_key_is_asked_for_again(page: Page, gateway: RealGateway) -> N
     expect(answers(page).first).to_have_text("Hello.")
     page.get_by_role("button", name="Try again").click()
     expect(answers(page).last).to_have_text("Hello.")
+
+
+def test_a_limit_is_told_in_words(page: Page, gateway: RealGateway) -> None:
+    limited = {"tenants": [{"id": "acme", "key": KEY, "requests_per_minute": 1}], **SETTINGS}
+    gateway.put_in_force(FileConfig.model_validate(limited))
+    log_in(page)
+    gateway.say(b"Hello.")
+    ask(page, "Hi")
+    finish(page)
+    ask(page, "More")
+    expect(page.get_by_role("alert")).to_contain_text("Too many messages for now")

@@ -1,8 +1,10 @@
 /** What went wrong, in a sentence for the person at the page. A problem is { message, code }, as OpenAI's envelope has it. */
 
 const SENTENCES = {
+  concurrency_limit_exceeded: "Too many answers are being written at once. Wait for one to end and try again.",
   context_length_exceeded: "This chat is longer than the model can read. Start a new chat, or shorten the message.",
   engine_unavailable: "The engine is restarting. Try again in a moment.",
+  insufficient_quota: "Today's budget is used up. Try again tomorrow.",
   model_not_found: "The server no longer serves this assistant. Start a new chat with another one.",
   previous_response_not_found: "The server no longer holds this chat, so it cannot go on. Start a new chat.",
   prompt_not_found: "The server no longer has this assistant. Start a new chat with another one.",
