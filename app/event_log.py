@@ -1,7 +1,8 @@
 """The events of an answer, numbered once when they are appended; every reader is a cursor in that log.
 
 No event leaves the gateway before its log holds it, so the first socket, a second tab and a resumed stream all see the
-same events with the same numbers. `MemoryEventLog` keeps them in this process; its bounds are
+same events with the same numbers. `MemoryEventLog` keeps them in this process; app/shared_log.py keeps them in Redis
+too. Its bounds are
 
 * a window for each answer: what is older than the window is dropped, and a cursor that points before it is lost;
 * a total over all answers: ended answers go first, the oldest of them first, then the windows shrink;
@@ -12,7 +13,7 @@ nothing, however large the events are. So each bound may be passed by one append
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,9 +46,11 @@ class EventLog(Protocol):
     async def open(self, response_id: str) -> None:
         """Starts the log of a new answer."""
 
-    async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> None:
+    async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> Collection[str]:
         """Appends to several logs at once; when it returns, readers may see the events. After a terminal event
-        nothing more can be appended. Answers whose log has been dropped are passed over."""
+        nothing more can be appended. Answers whose log has been dropped are passed over.
+
+        Gives the answers that are not ours any more: nothing was appended to them."""
 
     async def read(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool]:
         """Up to `limit` events with numbers above `after`, and whether nothing will ever follow them.
@@ -116,7 +119,15 @@ class MemoryEventLog:
             raise ValueError(f"{response_id} has a log already")
         self._running[response_id] = _Answer()
 
-    async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> None:
+    def holds(self, response_id: str) -> bool:
+        return self._find(response_id) is not None
+
+    def first_held(self, response_id: str) -> int:
+        """The number of the first event in the window; 0 for an answer of which nothing is held."""
+        answer = self._find(response_id)
+        return answer.first_held if answer is not None else 0
+
+    async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> Collection[str]:
         self._expire()
         self._fit_total()
         touched: list[_Answer] = []
@@ -131,6 +142,7 @@ class MemoryEventLog:
         for answer in touched:
             for wake in list(answer.watchers.values()):
                 wake()
+        return ()
 
     def _append(self, response_id: str, answer: _Answer, events: Sequence[LoggedEvent]) -> None:
         while len(answer.events) > self._window_events or answer.num_bytes > self._window_bytes:
@@ -168,6 +180,10 @@ class MemoryEventLog:
         return lambda: watchers.pop(key, None) and None
 
     async def drop(self, response_id: str) -> None:
+        self.forget(response_id)
+
+    def forget(self, response_id: str) -> None:
+        """`drop`, at once."""
         answer = self._running.pop(response_id, None) or self._ended.pop(response_id, None)
         if answer is not None:
             self._forget(answer)

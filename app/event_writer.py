@@ -11,6 +11,7 @@ from typing import Protocol
 
 from app.event_log import EventLog, Wake
 from app.events import TERMINAL, Event, LoggedEvent, can_merge, merge, number_and_encode
+from app.redis_commands import SessionsUnavailable
 
 
 class EventSink(Protocol):
@@ -48,26 +49,38 @@ class _Pending:
 
 
 class EventWriter:
-    """All stored answers of this gateway. The task that appends lives only while there is something to append."""
+    """All stored answers of this gateway. The task that appends lives only while there is something to append.
+
+    An answer that another gateway has taken over is told so by `on_taken`; what is put for it after that is dropped."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._answers: dict[str, _Pending] = {}
+        self._on_taken: dict[str, Callable[[], None]] = {}
         self._dirty: dict[str, None] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    async def open(self, response_id: str) -> "LogSink":
+    async def open(self, response_id: str, on_taken: Callable[[], None] = lambda: None) -> "LogSink":
         await self._log.open(response_id)
         self._answers[response_id] = _Pending()
+        self._on_taken[response_id] = on_taken
         return LogSink(self, response_id)
 
     def put(self, response_id: str, event: Event) -> None:
         """Raises what the last append raised, if it did."""
         self._raise_failure()
+        if response_id not in self._on_taken:
+            return
         self._answers[response_id].add(event)
         self._dirty[response_id] = None
         if self._pump is None:
             self._pump = asyncio.create_task(self._append_all(), name="event log writer")
+
+    def forget(self, response_id: str) -> None:
+        """Drops what is put for this answer from now on, and what has no number yet."""
+        if self._on_taken.pop(response_id, None) is not None:
+            del self._answers[response_id]
+            self._dirty.pop(response_id, None)
 
     async def flush(self) -> None:
         """Returns when the log holds everything that had been put."""
@@ -78,10 +91,13 @@ class EventWriter:
         while self._dirty:
             batch = [(response_id, self._answers[response_id].take()) for response_id in self._dirty]
             self._dirty.clear()
+            taken = await self._log.append(batch)
             for response_id, events in batch:
-                if events and events[-1].is_terminal:
-                    del self._answers[response_id]
-            await self._log.append(batch)
+                if events[-1].is_terminal or response_id in taken:
+                    on_taken = self._on_taken.get(response_id)
+                    self.forget(response_id)
+                    if response_id in taken and on_taken is not None:
+                        on_taken()
         self._pump = None
 
     def _raise_failure(self) -> None:
@@ -120,7 +136,10 @@ class LogCursor:
         self._after = after
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
-        events, ended = await self._log.read(self._response_id, self._after, limit)
+        try:
+            events, ended = await self._log.read(self._response_id, self._after, limit)
+        except SessionsUnavailable:
+            return [], False  # whoever watches is woken when Redis is back
         if events:
             self._after = events[-1].number
         return events, ended

@@ -94,7 +94,8 @@ class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    reason: Literal["max_output_tokens"]
+    reason: Literal["max_output_tokens", "log_lost"]
+    """`log_lost`: its gateway has gone, and the session store does not hold all of its events."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +224,7 @@ class ContentPartDone(_PartEvent, kw_only=True, tag="response.content_part.done"
 
 
 TERMINAL = (Completed, Incomplete, Failed)
+TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 
 
 @dataclass(frozen=True, slots=True)

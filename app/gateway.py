@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 
 import uvicorn
@@ -20,11 +19,9 @@ from app import page
 from app.asgi import create_app
 from app.caps import Caps
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
-from app.conversation_store import ConversationStore
 from app.conversations import Conversations
 from app.disconnect import cancel_and_wait
 from app.engine_pool import EnginePool
-from app.event_log import MemoryEventLog
 from app.idempotency import IdempotencyKeys
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
@@ -32,15 +29,13 @@ from app.prefill import Prefill
 from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
 from app.rate_limits import RateLimits
-from app.redis_commands import RedisCommands
 from app.reload import Reloader
-from app.response_service import ResponseService
 from app.responses import Responses
 from app.resubmission import Resubmission
 from app.scopes import Scopes, ensure_secret
 from app.send_once import SendOnce
 from app.services import Services
-from app.sessions import Sessions
+from app.stateful import response_service
 from app.tenant_store import TenantStore
 from app.tickets import Tickets
 from engine.client import EngineClient
@@ -54,8 +49,6 @@ MAX_FRAME_BYTES = 256 * 1024
 """Of one websocket message; a longer one closes the socket with 1009."""
 WS_PING_S = 20.0
 TCP_USER_TIMEOUT_MS = 120_000
-STORED_ANSWERS_GRACE_S = 5.0
-"""At the end, for answers that nobody waits for."""
 BACKLOG = 2048
 NO_TEMPLATE = "{{ raise_exception('this model has no chat template: use /v1/completions') }}"
 
@@ -144,18 +137,10 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
     if services.config.redis_url is None:
         yield []
         return
-    owner = secrets.token_hex(16)
-    sessions = Sessions.connect(services.config.redis_url, owner=owner)
-    commands = RedisCommands.connect(services.config.redis_url)
-    conversations = ConversationStore(commands, owner=owner)
-    service = ResponseService(services, sessions, MemoryEventLog(clock=time.monotonic), conversations)
-    sender = SendOnce(service, IdempotencyKeys(commands))
-    try:
-        yield [*Responses(services, service, sender).routes(), *Conversations(services, conversations).routes()]
-    finally:
-        await service.close(grace_s=STORED_ANSWERS_GRACE_S)
-        await commands.close()
-        await sessions.close()
+    async with response_service(services, services.config.redis_url, owner=secrets.token_hex(16)) as stateful:
+        sender = SendOnce(stateful.service, IdempotencyKeys(stateful.commands))
+        responses = Responses(services, stateful.service, sender)
+        yield [*responses.routes(), *Conversations(services, stateful.conversations).routes()]
 
 
 @contextlib.asynccontextmanager

@@ -1,9 +1,10 @@
 """Log-probabilities as OpenAI's two APIs write them."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from app.events import Logprob, TopLogprob
 from engine.protocol import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
 
@@ -74,3 +75,18 @@ class CompletionLogprobs:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{b:02x}" for b in data)
+
+
+def logprob_writer(tokenizer: Tokenizer) -> Callable[[TokenLogprobs], Logprob]:
+    """Entries as the Responses API has them."""
+
+    def one(token_id: int, logprob: float) -> TopLogprob:
+        data = list(tokenizer.token_bytes(token_id))
+        return TopLogprob(token=tokenizer.token_text(token_id), logprob=finite(logprob), bytes=data)
+
+    def write(entry: TokenLogprobs) -> Logprob:
+        drawn = one(entry.token_id, entry.logprob)
+        top = [one(token_id, logprob) for token_id, logprob in entry.top]
+        return Logprob(token=drawn.token, logprob=drawn.logprob, bytes=drawn.bytes, top_logprobs=top)
+
+    return write

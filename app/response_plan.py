@@ -13,7 +13,7 @@ from app.errors import ApiError, BadRequest, Conflict, NotFound
 from app.events import ConversationRef, Item, Prompt, ResponseObject
 from app.generation import Generation
 from app.heads import num_leading
-from app.ids import ResponseId, new_response_id, try_parse_response_id
+from app.ids import ResponseId, new_response_id
 from app.live_config import Configured
 from app.models import find_assistant_of_model
 from app.prompts import BuiltPrompt
@@ -105,7 +105,7 @@ class Plan:
 
 
 class ResponsePlanner:
-    """`find_running` gives the node of a stored response that runs on this gateway, None for any other id."""
+    """`find_node` gives a stored response of a tenant as it is now, None when there is none; it raises ApiError."""
 
     def __init__(
         self,
@@ -113,13 +113,13 @@ class ResponsePlanner:
         sessions: Sessions,
         conversations: ConversationStore,
         now: Callable[[], float],
-        find_running: Callable[[Tenant, str], ResponseNode | None],
+        find_node: Callable[[Tenant, str], Awaitable[ResponseNode | None]],
     ) -> None:
         self._services = services
         self._sessions = sessions
         self._conversations = conversations
         self._now = now
-        self._find_running = find_running
+        self._find_node = find_node
 
     async def plan(
         self,
@@ -225,10 +225,7 @@ class ResponsePlanner:
             return None
         if previous_id in unstored:
             return unstored[previous_id]
-        response_id = try_parse_response_id(previous_id)
-        node = self._find_running(tenant, previous_id)
-        if node is None and response_id is not None:
-            node = await or_unavailable(self._sessions.find(tenant.id, response_id))
+        node = await self._find_node(tenant, previous_id)
         if node is None:
             raise _no_parent(previous_id)
         if node.response.is_running:

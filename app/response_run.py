@@ -1,6 +1,7 @@
 """One response from its first event to its last: a generation is turned into events, and its end is stored.
 
-It runs in a task of its own, which no client's connection holds. Only `stop` ends it early.
+It runs in a task of its own, which no client's connection holds. Only `stop` ends it early; and `abandon`, which leaves
+its end to another gateway.
 """
 
 import asyncio
@@ -44,7 +45,11 @@ SHUT_DOWN = ResponseError(message="The server was shut down while it answered.")
 INTERNAL = ResponseError(message="The server failed while it answered.")
 
 StoreEnd = Callable[[ResponseNode], Awaitable[ResponseError | None]]
-"""Stores the end of a response; gives an error where it could not be stored."""
+"""Stores the end of a response; gives an error where it could not be stored. Raises TakenOver."""
+
+
+class TakenOver(Exception):
+    """Another gateway has the response now."""
 
 
 class ResponseRun:
@@ -75,7 +80,8 @@ class ResponseRun:
         self._has_item = False
         self._has_choice = False
         self._is_generating = False
-        self._stopped_by: Literal["cancel", "shutdown"] | None = None
+        self._stopped_by: Literal["cancel", "shutdown", "takeover"] | None = None
+        self._is_abandoned = False
         self._finish_reason: Literal["stop", "length"] | None = None
         self._error: ApiError | None = None
         self._task: asyncio.Task[None] | None = None
@@ -97,6 +103,11 @@ class ResponseRun:
     def is_stopped(self) -> bool:
         """Whether it was told to end early; it may still be about to."""
         return self._stopped_by is not None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether another gateway has it: it ended here without an end, or is about to."""
+        return self._is_abandoned
 
     @property
     def error(self) -> ApiError | None:
@@ -125,6 +136,15 @@ class ResponseRun:
         """Ends the work within one step of the engine; the text so far is kept. After the end it does nothing."""
         if self._stopped_by is None and self._task is not None and self._finish_reason is None:
             self._stopped_by = by
+            if self._is_generating:
+                self._task.cancel()
+
+    def abandon(self) -> None:
+        """Ends the work here, and says nothing more: another gateway has the response. While the end is being stored,
+        that decides."""
+        if self._stopped_by is None and self._task is not None and self._finish_reason is None:
+            self._is_abandoned = True
+            self._stopped_by = "takeover"
             if self._is_generating:
                 self._task.cancel()
 
@@ -179,6 +199,8 @@ class ResponseRun:
             self._put(TextDelta(item_id=self._item_id, delta=delta.text, logprobs=logprobs))
 
     async def _end(self) -> None:
+        if self._stopped_by == "takeover":
+            return
         if self._error is not None:
             message = ResponseError(message=self._error.message)
             await self._end_as("failed", Failed, error=message)
@@ -213,7 +235,11 @@ class ResponseRun:
         response = self._ended(status, error=error, incomplete_details=incomplete_details)
         kept_ids = tuple(self._generation.kept_ids()) if self._has_item else ()
         node = self._node.ended(response, kept_ids, self._cache_report())
-        lost = await self._store_end(node)
+        try:
+            lost = await self._store_end(node)
+        except TakenOver:
+            self._is_abandoned = True
+            return
         if lost is not None:
             response = self._ended("failed", error=lost)
             node, event = node.ended(response, kept_ids, node.cache), Failed

@@ -12,32 +12,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from app.announcements import Announcements
 from app.cache_report import Explainer
 from app.conversation_store import ConversationStore
 from app.errors import Conflict, NotFound
-from app.event_log import CursorLost, EventLog, EventsNotHeld
-from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread
-from app.events import Item, Logprob, ResponseError, ResponseObject, TopLogprob
+from app.event_log import CursorLost, EventsNotHeld
+from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread, Waiter
+from app.events import Item, ResponseError, ResponseObject
+from app.follows import Follows
 from app.ids import ResponseId, try_parse_response_id
+from app.leases import Leases
 from app.live_config import Configured
-from app.logprobs import finite
+from app.logprobs import logprob_writer
 from app.rate_limits import Reservation
+from app.recovery import Recovery
+from app.response_end import store_end
 from app.response_node import HistoryMessage, ResponseNode
 from app.response_plan import Parent, Plan, ResponsePlanner, StoreUnavailable, or_unavailable
 from app.response_run import ResponseRun
 from app.services import Services
-from app.sessions import Sessions, SessionsUnavailable
+from app.sessions import Sessions
+from app.shared_log import SharedEventLog
 from app.tenants import Tenant
-from engine.protocol import TokenLogprobs
-from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-LEASE_RETRY_S = 0.25
-"""Between attempts to renew leases while Redis is away: once it is back, they must not be missing for long."""
-STORE_END_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
-"""Between attempts to store an answer's end while Redis is away."""
-NOT_STORED = ResponseError(message="The answer could not be stored: the session store does not answer.")
+AFTER_ALL = 2**62
+"""A place in a log that no event has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,9 @@ class ResponseService:
         self,
         services: Services,
         sessions: Sessions,
-        log: EventLog,
+        log: SharedEventLog,
+        recovery: Recovery,
+        announcements: Announcements,
         conversations: ConversationStore,
         *,
         now: Callable[[], float] = time.time,
@@ -79,14 +82,16 @@ class ResponseService:
         self._sessions = sessions
         self._conversations = conversations
         self._log = log
+        self._recovery = recovery
         self._now = now
         self._prompts = services.prompts
-        self._planner = ResponsePlanner(services, sessions, conversations, now, self._find_running)
-        self._to_logprob = _logprob_writer(services.tokenizer)
+        self._planner = ResponsePlanner(services, sessions, conversations, now, self._try_find)
+        self._to_logprob = logprob_writer(services.tokenizer)
         self._writer = EventWriter(log)
         self._runs: dict[str, ResponseRun] = {}
         self._starting: set[asyncio.Task[Started]] = set()
-        self._renewing: asyncio.Task[None] | None = None
+        self._leases = Leases(sessions, announcements)
+        self._follows = Follows(sessions, log, recovery)
         self._is_closing = False
 
     @property
@@ -105,6 +110,7 @@ class ResponseService:
                 run.stop("shutdown")
             if late:
                 await asyncio.wait(late)
+        await self._follows.close()
         await self._writer.flush()
 
     async def create(
@@ -159,27 +165,26 @@ class ResponseService:
             if plan.node.response.conversation is not None:
                 await or_unavailable(self._conversations.enter(plan.node))
             await or_unavailable(self._sessions.create(plan.node))
-            run = self._make_run(plan, await self._writer.open(response_id))
+            run = self._make_run(plan, await self._writer.open(response_id, lambda: self._abandon(response_id)))
         except BaseException:
             reservation.settle(0)
             raise
         self._launch(run, reservation)
-        if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew_leases(), name="lease renewal")
+        self._leases.keep(run)
         return Started(run, LogCursor(self._log, response_id, -1), plan.history, reservation.headers)
 
     def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
-        async def store_end(node: ResponseNode) -> ResponseError | None:
+        async def end(node: ResponseNode) -> ResponseError | None:
             # clients may also keep the conversation themselves and send the answer back as text
             for item in node.response.output:
                 self._prompts.remember(plan.prompt, item.text, node.kept_ids)
-            return await self._store_end(node)
+            return await store_end(self._sessions, node)
 
         return ResponseRun(
             plan.node,
             plan.generation,
             sink,
-            store_end=store_end,
+            store_end=end,
             now=lambda: int(self._now()),
             to_logprob=self._to_logprob,
             # without an id to come back to nobody could ask
@@ -196,41 +201,22 @@ class ResponseService:
         self._runs[response_id] = run
         run.start().add_done_callback(lambda task: self._run_ended(response_id, task, reservation))
 
+    def _abandon(self, response_id: str) -> None:
+        """Another gateway has it. Nothing, if it has ended here."""
+        if (run := self._runs.get(response_id)) is not None:
+            run.abandon()
+
     def _run_ended(self, response_id: str, task: asyncio.Task[None], reservation: Reservation) -> None:
-        usage = self._runs.pop(response_id).response.usage
+        run = self._runs.pop(response_id)
+        usage = run.response.usage
         reservation.settle(0 if usage is None else usage.total_tokens)
-        if self._renewing is not None and not any(run.is_stored for run in self._runs.values()):
-            self._renewing.cancel()
-            self._renewing = None
+        if run.is_stored:
+            self._leases.release(run)
+        if run.is_abandoned:
+            self._writer.forget(response_id)
+            self._log.give_up(response_id)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("response %s failed", response_id, exc_info=error)
-
-    async def _store_end(self, node: ResponseNode) -> ResponseError | None:
-        if not node.response.store:
-            return None
-        for pause_s in (*STORE_END_PAUSES_S, None):
-            try:
-                await self._sessions.finish(node)
-            except SessionsUnavailable as e:
-                logger.warning("the end of %s is not stored yet: %s", node.id, e.reason)
-            else:
-                return None
-            if pause_s is not None:
-                await asyncio.sleep(pause_s)
-        return NOT_STORED
-
-    async def _renew_leases(self) -> None:
-        """Lives while stored responses run."""
-        pause_s = self._sessions.lease_s / 3
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await self._sessions.renew_leases([run.node.id for run in self._runs.values() if run.is_stored])
-            except SessionsUnavailable as e:
-                logger.warning("leases are not renewed: %s", e.reason)
-                pause_s = LEASE_RETRY_S
-            else:
-                pause_s = self._sessions.lease_s / 3
 
     # ---- responses that exist
 
@@ -263,10 +249,15 @@ class ResponseService:
         return node.cache.to_wire(response_id)
 
     async def follow(self, tenant: Tenant, response_id: str, after: int) -> Followed:
-        """Its events after a number, up to its end. Raises ApiError: 404 also when the events have expired."""
+        """Its events after a number, up to its end, whichever gateway runs it. Raises ApiError: 404 also when the
+        events have expired."""
         node = await self._find(tenant, response_id)
         try:
-            await self._log.read(response_id, after, 0)
+            _, has_ended = await or_unavailable(self._log.read(response_id, after, 0))
+            if not has_ended and not self._log.is_near(response_id):
+                if not node.response.is_running:
+                    await or_unavailable(self._recovery.close_log(node))
+                self._follows.add(tenant.id, node.id)
         except EventsNotHeld:
             raise events_not_held(response_id) from None
         except CursorLost as e:
@@ -277,13 +268,33 @@ class ResponseService:
             ) from None
         return Followed(LogCursor(self._log, response_id, after), node.stream_id)
 
+    async def wait(self, tenant: Tenant, run: ResponseRun) -> ResponseObject:
+        """The response at its end, also where another gateway has taken it over. Raises ApiError: what made it fail."""
+        response = await run.wait()
+        if run.error is not None:
+            raise run.error
+        return response if not run.is_abandoned else await self._wait_elsewhere(tenant, response.id)
+
+    async def _wait_elsewhere(self, tenant: Tenant, response_id: str) -> ResponseObject:
+        followed = await self.follow(tenant, response_id, AFTER_ALL)
+        with Waiter(followed.source) as waiter:
+            async for _ in waiter:
+                pass
+        return await self.get(tenant, response_id)
+
     async def cancel(self, tenant: Tenant, response_id: str) -> ResponseObject:
-        """Ends a running response and waits for that; one at its end stays as it is. Raises ApiError."""
+        """Ends a running response, whichever gateway runs it, and waits for that; one at its end stays as it is.
+        Raises ApiError."""
         run = self._find_run(tenant, response_id)
         if run is None:
-            return (await self._find(tenant, response_id)).response
+            node = await self._find(tenant, response_id)
+            if not node.response.is_running:
+                return node.response
+            await or_unavailable(self._sessions.ask_to_stop(node.id))
+            return await self._wait_elsewhere(tenant, response_id)
         run.stop()
-        return await run.wait()
+        response = await run.wait()
+        return response if not run.is_abandoned else await self._wait_elsewhere(tenant, response_id)
 
     async def delete(self, tenant: Tenant, response_id: str) -> None:
         """Forgets a response; one that runs is ended first. Raises ApiError."""
@@ -295,26 +306,28 @@ class ResponseService:
         if not await or_unavailable(self._sessions.delete(tenant.id, parsed)):
             raise unknown_response(response_id)
         await self._writer.flush()
-        await self._log.drop(response_id)
+        await or_unavailable(self._log.drop(response_id))
 
     def _find_run(self, tenant: Tenant, response_id: str) -> ResponseRun | None:
         run = self._runs.get(response_id)
-        return run if run is not None and run.tenant == tenant.id else None
-
-    def _find_running(self, tenant: Tenant, response_id: str) -> ResponseNode | None:
-        """The node of a stored response that runs here. To the store it may look left behind: while Redis was away,
-        nobody could renew its lease."""
-        run = self._find_run(tenant, response_id)
-        return run.node if run is not None and run.is_stored else None
+        return run if run is not None and run.tenant == tenant.id and not run.is_abandoned else None
 
     async def _find(self, tenant: Tenant, response_id: str) -> ResponseNode:
-        running = self._find_running(tenant, response_id)
-        if running is not None:
-            return running
-        node = await or_unavailable(self._sessions.find(tenant.id, _parse(response_id)))
+        node = await self._try_find(tenant, response_id)
         if node is None:
             raise unknown_response(response_id)
         return node
+
+    async def _try_find(self, tenant: Tenant, response_id: str) -> ResponseNode | None:
+        run = self._find_run(tenant, response_id)
+        if run is not None and run.is_stored:
+            # to the store it may look left behind: while Redis was away, nobody could renew its lease
+            return run.node
+        parsed = try_parse_response_id(response_id)
+        node = None if parsed is None else await or_unavailable(self._sessions.find(tenant.id, parsed))
+        if node is None or not node.response.is_running:
+            return node
+        return await or_unavailable(self._recovery.recover(node))
 
 
 def unknown_response(response_id: str) -> NotFound:
@@ -335,16 +348,3 @@ def _parse(response_id: str) -> ResponseId:
     if parsed is None:
         raise unknown_response(response_id)
     return parsed
-
-
-def _logprob_writer(tokenizer: Tokenizer) -> Callable[[TokenLogprobs], Logprob]:
-    def one(token_id: int, logprob: float) -> TopLogprob:
-        data = list(tokenizer.token_bytes(token_id))
-        return TopLogprob(token=tokenizer.token_text(token_id), logprob=finite(logprob), bytes=data)
-
-    def write(entry: TokenLogprobs) -> Logprob:
-        drawn = one(entry.token_id, entry.logprob)
-        top = [one(token_id, logprob) for token_id, logprob in entry.top]
-        return Logprob(token=drawn.token, logprob=drawn.logprob, bytes=drawn.bytes, top_logprobs=top)
-
-    return write

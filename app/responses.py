@@ -13,7 +13,7 @@ from app.disconnect import until_disconnect
 from app.errors import ApiError, BadRequest
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource, Waiter
-from app.events import ResponseObject, to_json
+from app.events import to_json
 from app.idempotency import HEADER
 from app.json_body import read_json
 from app.middleware import extras_of
@@ -58,12 +58,12 @@ class Responses:
             return await self._attached(tenant, started, configured.limits, body)
         extras_of(request).headers.update(started.headers)
         if not started.run.is_stored:
-            return await self._create_unstored(started, configured.limits, is_stream, request.receive)
+            return await self._create_unstored(tenant, started, configured.limits, is_stream, request.receive)
         if is_stream:
             return _stream(started.source, configured.limits)
         if body.get("background"):
             return _json(started.run.response)
-        return _json(await _ended(started))
+        return _json(await self._service.wait(tenant, started.run))
 
     async def _attached(self, tenant: Tenant, attached: Attached, limits: Limits, body: Mapping[str, Any]) -> Response:
         if body.get("stream"):
@@ -82,12 +82,14 @@ class Responses:
         num_tokens = await self._service.count_input_tokens(configured, tenant, body)
         return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
 
-    async def _create_unstored(self, started: Started, limits: Limits, is_stream: bool, receive: Receive) -> Response:
+    async def _create_unstored(
+        self, tenant: Tenant, started: Started, limits: Limits, is_stream: bool, receive: Receive
+    ) -> Response:
         """Nobody can come back to it: it ends when its client goes, whatever it was doing."""
         if is_stream:
             return _stream(started.source, limits, started)
         try:
-            return _json(await until_disconnect(receive, _ended(started)))
+            return _json(await until_disconnect(receive, self._service.wait(tenant, started.run)))
         finally:
             started.run.stop()
 
@@ -159,14 +161,6 @@ def _stream(source: EventSource, limits: Limits, unstored: Started | None = None
         send_timeout_s=limits.send_timeout_s,
         on_error=_error_event,
     )
-
-
-async def _ended(started: Started) -> ResponseObject:
-    """The response at its end. Raises what made it fail."""
-    response = await started.run.wait()
-    if started.run.error is not None:
-        raise started.run.error
-    return response
 
 
 def _error_event(error: ApiError) -> bytes:

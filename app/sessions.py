@@ -1,74 +1,115 @@
 """Conversations in Redis: one hash for each response, which outlives connections and processes.
 
     {s:<root>}:r:<id>   the node, see app/response_node.py; its TTL starts anew with every use
-    {s:<root>}:o:<id>   lease of the gateway that runs it; without one a response that looks running is an orphan
+    {s:<root>}:o:<id>   lease of the gateway that runs it; without one a response that looks running is an orphan, and
+                        belongs to the gateway that takes it first
 
 All keys of a conversation share the hash tag `{s:<root>}`. An id is never a credential: each lookup names the tenant,
-and what belongs to another one is not there. Commands run in tasks of their own, so that no connection to Redis is left
-between a command and its reply when a client's connection ends. A command whose reply was lost runs once more, so
-none may mean something else the second time.
+and what belongs to another one is not there. A gateway that has lost its lease to another one changes nothing any more.
+A command whose reply was lost runs once more, so none may mean something else the second time.
 """
 
-import asyncio
-import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any, Self, TypeVar
-
-import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 from app.conversation_turns import ADD_TURN, conversation_key, turn_to_add
-from app.events import ResponseError
 from app.ids import ResponseId
-from app.redis_commands import SessionsUnavailable
+from app.redis_commands import TIMEOUT_S, RedisCommands, SessionsUnavailable
+from app.redis_keys import lease_key, log_key, node_key
+from app.redis_log import LOG_TTL_S
 from app.response_node import TURN_FIELDS, ResponseNode, Turn, node_from_fields, turn_from_values
 
-__all__ = ["Sessions", "SessionsUnavailable"]
-
-T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
+__all__ = ["Finished", "Sessions", "SessionsUnavailable", "Taken"]
 
 NODE_TTL_S = 30 * 24 * 3600
 LEASE_MS = 15_000
-TIMEOUT_S = 5.0
 
 _FIND = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return false end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return redis.call('HGETALL', KEYS[1])
 """
+_IS_RUNNING = """
+local status = redis.call('HGET', KEYS[1], 'status')
+local is_running = status == 'in_progress' or status == 'queued'
+local holder = redis.call('GET', KEYS[2])
+"""
 # The last argument is the turn for the conversation, whose name is the response's id; it may be empty.
 _FINISH = (
     ADD_TURN
+    + _IS_RUNNING
     + """
+if holder and holder ~= ARGV[3] then return 'taken' end
+if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then
+    redis.call('DEL', KEYS[2])
+    return 'deleted'
+end
+if not is_running then return redis.call('HGET', KEYS[1], 'ended_by') == ARGV[3] and 'stored' or 'taken' end
 redis.call('DEL', KEYS[2])
-if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], unpack(ARGV, 3, #ARGV - 2))
+redis.call('HSET', KEYS[1], 'ended_by', unpack(ARGV, 3, #ARGV - 2))
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 if ARGV[#ARGV] ~= '' then add_turn(KEYS[3], ARGV[1], ARGV[2], ARGV[#ARGV - 1], ARGV[#ARGV]) end
-return 1
+return 'stored'
+"""
+)
+_TAKE = (
+    _IS_RUNNING
+    + """
+if not is_running then return 'ended' end
+if holder and holder ~= ARGV[1] then return 'held' end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+return 'taken'
+"""
+)
+_RENEW = (
+    _IS_RUNNING
+    + """
+if not is_running or (holder and holder ~= ARGV[1]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
+redis.call('PEXPIRE', KEYS[3], ARGV[3])
+return redis.call('HEXISTS', KEYS[1], 'stop') + 1
+"""
+)
+_ASK_TO_STOP = (
+    _IS_RUNNING
+    + """
+if not is_running then return end
+redis.call('HSET', KEYS[1], 'stop', '1')
+if holder then redis.call('PUBLISH', 'g:' .. holder, '') end
 """
 )
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1], KEYS[2])
-"""
-_FAIL_ORPHAN = """
-if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
-local status = redis.call('HGET', KEYS[1], 'status')
-if status == 'in_progress' or status == 'queued' then
-    redis.call('HSET', KEYS[1], 'status', 'failed', 'error', ARGV[1])
-end
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3])
+redis.call('PUBLISH', KEYS[3], '')
 return 1
 """
 
-ORPHANED = ResponseError(message="The server that ran this response ended before it was finished.")
+
+class Finished(enum.Enum):
+    STORED = b"stored"
+    DELETED = b"deleted"
+    """The node was deleted meanwhile, and stays so."""
+    TAKEN = b"taken"
+    """Another gateway has the response, or has ended it."""
+
+
+class Taken(enum.Enum):
+    TAKEN = b"taken"
+    """It is ours now."""
+    HELD = b"held"
+    """Another gateway runs it."""
+    ENDED = b"ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    lost: list[ResponseId]
+    """Not ours any more: ended by another gateway, taken over or deleted."""
+    to_stop: list[ResponseId]
+    """Somebody has asked another gateway to cancel them."""
 
 
 class Sessions:
@@ -76,78 +117,75 @@ class Sessions:
     or earlier when retries are of no use, SessionsUnavailable is raised."""
 
     def __init__(
-        self,
-        redis: Redis,
-        *,
-        owner: str,
-        node_ttl_s: int = NODE_TTL_S,
-        lease_ms: int = LEASE_MS,
-        timeout_s: float = TIMEOUT_S,
+        self, commands: RedisCommands, *, owner: str, node_ttl_s: int = NODE_TTL_S, lease_ms: int = LEASE_MS
     ) -> None:
-        self._redis = redis
+        self._commands = commands
+        self._redis = redis = commands.redis
         self._owner = owner
-        self._timeout_s = timeout_s
         self._node_ttl_s = node_ttl_s
         self._lease_ms = lease_ms
-        self._commands: set[asyncio.Task[Any]] = set()
         self._find = redis.register_script(_FIND)
         self._finish = redis.register_script(_FINISH)
+        self._take = redis.register_script(_TAKE)
+        self._renew = redis.register_script(_RENEW)
+        self._ask_to_stop = redis.register_script(_ASK_TO_STOP)
         self._delete = redis.register_script(_DELETE)
-        self._fail_orphan = redis.register_script(_FAIL_ORPHAN)
 
     @classmethod
-    def connect(cls, url: str, *, owner: str, max_connections: int = 16, **options: Any) -> Self:
-        """`url` is redis://, rediss:// or unix://; connections are made when they are needed. `owner` names this
-        gateway's life: no other process, earlier or beside it, may use the same name."""
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=max_connections,
-            timeout=None,  # here and below: a command has one deadline for everything
-            socket_timeout=None,
-            socket_connect_timeout=None,
-            retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), 3),
-            retry_on_error=[RedisConnectionError, RedisTimeoutError],
-        )
-        return cls(Redis.from_pool(pool), owner=owner, **options)
+    def connect(
+        cls, url: str, *, owner: str, max_connections: int = 16, timeout_s: float = TIMEOUT_S, **options: Any
+    ) -> Self:
+        """`owner` names this gateway's life: no other process, earlier or beside it, may use the same name."""
+        commands = RedisCommands.connect(url, max_connections=max_connections, timeout_s=timeout_s)
+        return cls(commands, owner=owner, **options)
 
     async def close(self) -> None:
         """Lets the commands under way end, then closes the connections."""
-        if self._commands:
-            await asyncio.wait(self._commands)
-        await self._redis.aclose()
+        await self._commands.close()
 
     async def create(self, node: ResponseNode) -> None:
-        """Stores a new node together with this gateway's lease on it: when it returns, both are there."""
+        """Stores a new node together with this gateway's lease on it and its log: when it returns, all are there."""
 
         async def run() -> None:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.hset(_node_key(node.id), mapping=node.created_fields())  # type: ignore[arg-type]
-                pipe.expire(_node_key(node.id), self._node_ttl_s)
+                pipe.hset(node_key(node.id), mapping=node.created_fields())  # type: ignore[arg-type]
+                pipe.expire(node_key(node.id), self._node_ttl_s)
                 if node.response.is_running:
-                    pipe.set(_lease_key(node.id), self._owner, px=self._lease_ms)
+                    pipe.delete(log_key(node.id))
+                    pipe.xadd(log_key(node.id), {"empty": ""}, id="0-1", maxlen=0, approximate=False)
+                    pipe.pexpire(log_key(node.id), round(LOG_TTL_S * 1000))
+                    pipe.set(lease_key(node.id), self._owner, px=self._lease_ms)
                 await pipe.execute()
 
-        await self._command(run())
+        await self._commands.run(run())
 
-    async def finish(self, node: ResponseNode) -> bool:
-        """Writes a node's end, adds it to its conversation and gives up the lease. False: the node has been deleted
-        meanwhile, and stays so."""
+    async def finish(self, node: ResponseNode) -> Finished:
+        """Writes a node's end, adds it to its conversation and gives up the lease."""
         fields = [part for pair in node.ended_fields().items() for part in pair]
-        keys = [_node_key(node.id), _lease_key(node.id), conversation_key(node.id.root)]
-        turn = (str(node.id), turn_to_add(node))
-        return bool(await self._command(self._finish(keys, [node.tenant, self._node_ttl_s, *fields, *turn])))
+        keys = [node_key(node.id), lease_key(node.id), conversation_key(node.id.root)]
+        said = [node.tenant, self._node_ttl_s, self._owner, *fields, str(node.id), turn_to_add(node)]
+        return Finished(await self._commands.run(self._finish(keys, said)))
+
+    async def try_take(self, response_id: ResponseId) -> Taken:
+        """Makes a response that nobody runs this gateway's own."""
+        keys = [node_key(response_id), lease_key(response_id)]
+        return Taken(await self._commands.run(self._take(keys, [self._owner, self._lease_ms])))
+
+    async def find_without_lease(self, ids: Sequence[ResponseId]) -> list[ResponseId]:
+        """Those of `ids` that no gateway runs."""
+
+        async def run() -> list[int]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for response_id in ids:
+                    pipe.exists(lease_key(response_id))
+                return list(await pipe.execute())
+
+        held = await self._commands.run(run())
+        return [response_id for response_id, is_held in zip(ids, held, strict=True) if not is_held]
 
     async def find(self, tenant: str, response_id: ResponseId) -> ResponseNode | None:
-        """None when there is no such response of this tenant. A response whose gateway has gone is found failed."""
-        node = await self._find_node(tenant, response_id)
-        if node is None or not node.response.is_running:
-            return node
-        keys = [_node_key(response_id), _lease_key(response_id)]
-        without_lease = await self._command(self._fail_orphan(keys, [msgspec.json.encode(ORPHANED)]))
-        return await self._find_node(tenant, response_id) if without_lease else node
-
-    async def _find_node(self, tenant: str, response_id: ResponseId) -> ResponseNode | None:
-        values = await self._command(self._find([_node_key(response_id)], [tenant, self._node_ttl_s]))
+        """None when there is no such response of this tenant. One that looks running may be an orphan."""
+        values = await self._commands.run(self._find([node_key(response_id)], [tenant, self._node_ttl_s]))
         if not values:
             return None
         return node_from_fields(response_id, dict(zip(values[::2], values[1::2], strict=True)))
@@ -163,11 +201,11 @@ class Sessions:
         async def run() -> list[Any]:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for response_id in ids:
-                    pipe.hmget(_node_key(response_id), list(TURN_FIELDS))
-                    pipe.expire(_node_key(response_id), self._node_ttl_s)
+                    pipe.hmget(node_key(response_id), list(TURN_FIELDS))
+                    pipe.expire(node_key(response_id), self._node_ttl_s)
                 return list(await pipe.execute())
 
-        replies = await self._command(run())
+        replies = await self._commands.run(run())
         turns = []
         for tenant, *values in replies[::2]:
             if tenant is None or tenant.decode() != node.tenant:
@@ -176,56 +214,41 @@ class Sessions:
         return turns
 
     async def delete(self, tenant: str, response_id: ResponseId) -> bool:
-        """False when there was no such response of this tenant. Of two deletes at once both may have deleted it."""
+        """With its log. False when there was no such response of this tenant. Of two deletes at once both may have
+        deleted it."""
 
         async def find_tenant() -> bytes | str | None:
-            return await self._redis.hget(_node_key(response_id), "tenant")
+            return await self._redis.hget(node_key(response_id), "tenant")
 
         # asked first: what the delete itself says is about its last attempt only
-        if await self._command(find_tenant()) != tenant.encode():
+        if await self._commands.run(find_tenant()) != tenant.encode():
             return False
-        await self._command(self._delete([_node_key(response_id), _lease_key(response_id)], [tenant]))
+        keys = [node_key(response_id), lease_key(response_id), log_key(response_id)]
+        await self._commands.run(self._delete(keys, [tenant]))
         return True
 
-    async def renew_leases(self, ids: Sequence[ResponseId]) -> None:
-        async def run() -> None:
+    @property
+    def channel(self) -> str:
+        """On which this gateway is told to look at its leases again."""
+        return f"g:{self._owner}"
+
+    async def ask_to_stop(self, response_id: ResponseId) -> None:
+        """Has the gateway that runs it, now or later, cancel it."""
+        await self._commands.run(self._ask_to_stop([node_key(response_id), lease_key(response_id)]))
+
+    async def renew_leases(self, ids: Sequence[ResponseId]) -> Renewed:
+        """Of responses that run here, and keeps their logs."""
+
+        async def run() -> list[int]:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for response_id in ids:
-                    pipe.set(_lease_key(response_id), self._owner, px=self._lease_ms)
-                await pipe.execute()
+                    keys = [node_key(response_id), lease_key(response_id), log_key(response_id)]
+                    await self._renew(keys, [self._owner, self._lease_ms, round(LOG_TTL_S * 1000)], client=pipe)
+                return list(await pipe.execute())
 
-        await self._command(run())
+        said = list(zip(ids, await self._commands.run(run()), strict=True))
+        return Renewed([name for name, code in said if code == 0], [name for name, code in said if code == 2])
 
     @property
     def lease_s(self) -> float:
         return self._lease_ms / 1000
-
-    async def _command(self, command: Coroutine[Any, Any, T]) -> T:
-        """Runs it in a task of its own, which goes on when the caller is cancelled, but not beyond its deadline."""
-        task = asyncio.create_task(self._in_time(command))
-        self._commands.add(task)
-        task.add_done_callback(self._command_ended)
-        try:
-            return await asyncio.shield(task)
-        except RedisError as e:
-            raise SessionsUnavailable(f"{type(e).__name__}: {e}") from e
-
-    async def _in_time(self, command: Coroutine[Any, Any, T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await command
-        except TimeoutError:
-            raise RedisTimeoutError(f"no reply within {self._timeout_s:g} s") from None
-
-    def _command_ended(self, task: asyncio.Task[Any]) -> None:
-        self._commands.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("a command to Redis failed: %s: %s", type(error).__name__, error)
-
-
-def _node_key(response_id: ResponseId) -> str:
-    return f"{{s:{response_id.root}}}:r:{response_id}"
-
-
-def _lease_key(response_id: ResponseId) -> str:
-    return f"{{s:{response_id.root}}}:o:{response_id}"

@@ -20,7 +20,6 @@ from websockets.exceptions import ConnectionClosed
 
 from app.asgi import create_app
 from app.config import AssistantConfig, FileConfig, GatewayConfig, TenantConfig, hash_key
-from app.conversation_store import ConversationStore
 from app.conversations import Conversations
 from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
@@ -31,10 +30,12 @@ from app.responses import Responses
 from app.send_once import SendOnce
 from app.services import Services
 from app.sessions import LEASE_MS, Sessions
+from app.shared_log import SharedEventLog
+from app.stateful import response_service
 from engine.client import EngineClient
 from engine.prepared import PreparedModel
 from tests.app.session_store import SessionServer
-from tests.scripted_engine import Script, ScriptedEngineClient, byte_model_info, make_byte_model
+from tests.scripted_engine import Pause, Script, ScriptedEngineClient, byte_model_info, make_byte_model
 
 KEY_A = "key-of-tenant-a"
 KEY_B = "key-of-tenant-b"
@@ -66,7 +67,9 @@ class Gateway:
     engine: ScriptedEngineClient
     service: ResponseService
     sessions: Sessions
-    log: MemoryEventLog
+    log: SharedEventLog
+    near: MemoryEventLog
+    commands: RedisCommands
 
     @property
     def base_url(self) -> str:
@@ -117,16 +120,17 @@ async def running_gateway(
     clock = log_bounds.pop("clock", asyncio.get_running_loop().time)
     with tempfile.TemporaryDirectory() as folder:
         state_dir = state_dir or Path(folder)
+        cleanup = contextlib.AsyncExitStack()
         model = model or make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
         config = GatewayConfig(model_dir=model.path, engine_addresses=("",), state_dir=state_dir, redis_url=store.url)
         services = build_services(config, file_config, engine)
-        sessions = Sessions.connect(store.url, owner=owner, lease_ms=lease_ms)
-        log = MemoryEventLog(clock=clock, **log_bounds)
-        commands = RedisCommands.connect(store.url)
-        conversations = ConversationStore(commands, owner=owner, lease_ms=lease_ms)
-        service = ResponseService(services, sessions, log, conversations)
-        responses = Responses(services, service, SendOnce(service, IdempotencyKeys(commands)))
-        app = create_app(services, [*responses.routes(), *Conversations(services, conversations).routes()])
+        stateful = response_service(
+            services, store.url, owner=owner, lease_ms=lease_ms, grace_s=0, clock=clock, **log_bounds
+        )
+        state = await cleanup.enter_async_context(stateful)
+        sender = SendOnce(state.service, IdempotencyKeys(state.commands))
+        responses = Responses(services, state.service, sender)
+        app = create_app(services, [*responses.routes(), *Conversations(services, state.conversations).routes()])
         listener = socket.create_server(("127.0.0.1", 0))
         if send_buffer_bytes is not None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
@@ -135,13 +139,12 @@ async def running_gateway(
         try:
             while not server.started:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
-            yield Gateway(listener.getsockname()[1], services, engine, service, sessions, log)
+            port, s = listener.getsockname()[1], state
+            yield Gateway(port, services, engine, s.service, s.sessions, s.log, s.near, s.commands)
         finally:
             server.should_exit = True
             await serving
-            await service.close()
-            await commands.close()
-            await sessions.close()
+            await cleanup.aclose()
             await engine.close()
             await services.close()
             listener.close()
@@ -155,6 +158,11 @@ def _event_models(is_websocket):
 def validate_event(event, *, is_websocket=False):
     """The event passes the SDK's model of its type."""
     _event_models(is_websocket).validate_python(event)
+
+
+def slowly(text):
+    """A script that says it byte by byte, so slowly that each is an event of its own, or nearly."""
+    return lambda request: [item for byte in text.encode() for item in (byte, Pause(0.001))]
 
 
 def body(text="Hi", /, **fields):

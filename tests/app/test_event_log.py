@@ -194,7 +194,7 @@ class SlowLog(MemoryEventLog):
     async def append(self, batch):
         self.appends.append([(name, len(events)) for name, events in batch])
         await self.gate.acquire()
-        await super().append(batch)
+        return await super().append(batch)
 
 
 async def settle():

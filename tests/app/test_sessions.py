@@ -10,7 +10,7 @@ from app.cached_tokens import CachedTokens
 from app.events import InputText, Item, OutputText, Prompt, ResponseError, ResponseObject, Usage
 from app.ids import new_response_id
 from app.response_node import HistoryMessage, ResponseNode
-from app.sessions import ORPHANED, Sessions, SessionsUnavailable
+from app.sessions import Finished, Renewed, Sessions, SessionsUnavailable, Taken
 from tests.app.session_store import SessionProxy, connected, session_server
 
 
@@ -103,7 +103,7 @@ async def test_every_key_has_a_ttl_that_use_renews(server, sessions):
     await sessions.create(first)
     await sessions.create(second)
     keys = sorted(await redis.keys("*"))
-    assert len(keys) == 4
+    assert len(keys) == 6
     assert {key.split(b"}")[0] for key in keys} == {b"{s:" + first.id.root.encode()}
     assert all([0 < await redis.ttl(key) <= 30 * 24 * 3600 for key in keys])
     node_keys = [key for key in keys if b":r:" in key]
@@ -125,7 +125,7 @@ async def test_the_end_gives_up_the_lease_and_a_deleted_node_stays_deleted(sessi
     n = node()
     await sessions.create(n)
     assert await sessions.delete("a", n.id)
-    assert not await sessions.finish(answered(n))
+    assert await sessions.finish(answered(n)) is Finished.DELETED
     assert await sessions.find("a", n.id) is None
     assert await sessions._redis.keys("*") == []
 
@@ -139,24 +139,50 @@ async def test_b42_another_tenants_node_is_not_there(sessions):
     assert await sessions.find("b", mine.id) is None
     assert not await sessions.delete("b", mine.id)
     stolen = ResponseNode(id=mine.id, tenant="b", input=(), response=mine.response)
-    assert not await sessions.finish(stolen)
+    assert await sessions.finish(stolen) is Finished.DELETED
     assert await sessions._redis.ttl(key) <= 1000
     child = node("x", parent=mine, tenant="b")
     assert await sessions.find_history(child) is None
     assert await sessions.find("a", mine.id) == mine
 
 
-async def test_a_response_whose_gateway_has_gone_is_found_failed(server, sessions):
+def lease(n):
+    return f"{{s:{n.id.root}}}:o:{n.id}"
+
+
+async def test_an_orphan_belongs_to_whoever_takes_it_first(server, sessions):
+    async with connected(server, owner="gateway-2") as second, connected(server, owner="gateway-3") as third:
+        n = node()
+        await sessions.create(n)
+        assert await second.find_without_lease([n.id]) == []
+        assert await second.try_take(n.id) is Taken.HELD
+        await sessions._redis.delete(lease(n))
+        assert await second.find_without_lease([n.id]) == [n.id]
+        assert await second.try_take(n.id) is Taken.TAKEN
+        assert await third.try_take(n.id) is Taken.HELD
+        # the first one was slow, not dead: what it says now does not count
+        assert (await sessions.renew_leases([n.id])).lost == [n.id]
+        assert await sessions.finish(answered(n, "mine")) is Finished.TAKEN
+        assert (await sessions.find("a", n.id)).response.status == "in_progress"
+        assert await second.finish(answered(n)) is Finished.STORED
+        assert await sessions.finish(answered(n, "mine")) is Finished.TAKEN
+        assert (await sessions.renew_leases([n.id])).lost == [n.id]
+        assert await third.try_take(n.id) is Taken.ENDED
+        assert await sessions.find("a", n.id) == answered(n)
+        assert await sessions._redis.exists(lease(n)) == 0
+
+
+async def test_a_lease_that_was_lost_and_not_taken_comes_back(sessions):
+    """As after Redis was away for longer than a lease."""
     n = node()
     await sessions.create(n)
-    assert (await sessions.find("a", n.id)).response.status == "in_progress"
-    await sessions._redis.delete(f"{{s:{n.id.root}}}:o:{n.id}")
-    found = await sessions.find("a", n.id)
-    assert found.response.status == "failed"
-    assert found.response.error == ORPHANED
-    # the owner is slow, not dead: its end counts
-    assert await sessions.finish(answered(n))
-    assert (await sessions.find("a", n.id)).response.status == "completed"
+    await sessions._redis.delete(lease(n))
+    assert await sessions.renew_leases([n.id]) == Renewed([], [])
+    await sessions.ask_to_stop(n.id)
+    assert await sessions.renew_leases([n.id]) == Renewed([], [n.id])
+    assert await sessions._redis.get(lease(n)) == b"gateway-1"
+    await sessions._redis.delete(lease(n))
+    assert await sessions.finish(answered(n)) is Finished.STORED
 
 
 async def test_leases_are_renewed(server):
@@ -217,28 +243,17 @@ async def test_a_delete_whose_reply_was_lost_has_deleted(proxy):
         assert await sessions._redis.keys("*") == []
 
 
-async def test_an_orphan_is_found_failed_though_a_reply_was_lost(proxy):
+async def test_an_end_and_a_takeover_whose_replies_were_lost_have_happened(proxy):
     async with connected(proxy) as sessions:
         for n in (node("one"), node("two")):
             await sessions.create(n)
-            await sessions._redis.delete(f"{{s:{n.id.root}}}:o:{n.id}")
-            assert (await sessions.find("a", n.id)).response.status == "failed"
-            sessions._fail_orphan = losing_a_reply(proxy, sessions._fail_orphan)
+            await sessions._redis.delete(lease(n))
+            assert await sessions.try_take(n.id) is Taken.TAKEN
+            assert await sessions.finish(answered(n)) is Finished.STORED
+            assert await sessions.find("a", n.id) == answered(n)
+            sessions._take = losing_a_reply(proxy, sessions._take)
+            sessions._finish = losing_a_reply(proxy, sessions._finish)
         assert not proxy.loses_next_reply
-
-
-async def test_an_end_that_is_stored_while_one_asks_is_found(server, sessions):
-    """It had not ended when the node was read, and had when its lease was looked for."""
-    n = node()
-    await sessions.create(n)
-    fail_orphan = sessions._fail_orphan
-
-    async def after_the_end(keys, args):
-        await sessions.finish(answered(n))
-        return await fail_orphan(keys, args)
-
-    sessions._fail_orphan = after_the_end
-    assert await sessions.find("a", n.id) == answered(n)
 
 
 def losing_a_reply(proxy, script):
@@ -262,9 +277,9 @@ async def test_a_store_that_hangs_is_unavailable_and_replies_that_come_late_go_t
         for command in finding:
             with pytest.raises(SessionsUnavailable, match=r"no reply within 0\.2 s"):
                 await command
-        assert impatient._commands == set()
+        assert impatient._commands.num_under_way == 0
         proxy.lets_replies_through.set()
-        impatient._timeout_s = 30
+        impatient._commands.timeout_s = 30
         assert await asyncio.gather(*(impatient.find("a", n.id) for n in nodes)) == nodes
 
 

@@ -33,6 +33,7 @@ from tests.app.stateful_gateway import (
     running_gateway,
     send,
     send_create,
+    slowly,
     stream,
     validate_event,
 )
@@ -72,8 +73,13 @@ async def until_ended(ws, count, events=None):
 # ---- the official client
 
 
-async def test_the_sdk_with_two_lanes_interleaved(gateway):
+async def test_the_sdk_with_two_lanes_interleaved(store):
     """client.responses.connect() of the official SDK: two stream_ids at once, then a turn that goes on."""
+    async with running_gateway(store, slowly(STORY)) as gateway:
+        await talk_on_two_lanes(gateway)
+
+
+async def talk_on_two_lanes(gateway):
     client = openai.AsyncOpenAI(base_url=f"{gateway.base_url}/v1", api_key=KEY_A)
     async with client, client.responses.connect() as connection:
         for lane in ("a", "b"):
@@ -585,9 +591,9 @@ def small_socket(port):
 
 async def test_b33_a_slow_reader_is_closed_with_4008_and_its_answer_is_whole(store):
     """It reads nothing while its answer runs far out of the log's window; a healthy client is not held up."""
-    text = "x" * 3000
+    text = "x" * 1000
     async with (
-        running_gateway(store, lambda r: list(text.encode()), window_events=200, send_buffer_bytes=4096) as gateway,
+        running_gateway(store, slowly(text), window_events=50, send_buffer_bytes=4096) as gateway,
         gateway.socket(sock=small_socket(gateway.port), max_queue=1) as slow,
         gateway.socket() as healthy,
         gateway.http() as http,
@@ -604,12 +610,12 @@ async def test_b33_a_slow_reader_is_closed_with_4008_and_its_answer_is_whole(sto
         assert text.startswith(deltas(seen))
         stored = (await http.get(f"/v1/responses/{seen[0]['response']['id']}")).json()
         assert output_text(stored) == text
-        assert gateway.log.num_bytes < 400 * 1000
+        assert gateway.near.num_bytes < 400 * 1000
 
 
 async def test_b33_a_slow_reader_within_the_window_gets_everything(store):
     text = "y" * 2000
-    async with running_gateway(store, lambda r: list(text.encode()), send_buffer_bytes=4096) as gateway:  # noqa: SIM117
+    async with running_gateway(store, slowly(text), send_buffer_bytes=4096) as gateway:  # noqa: SIM117
         async with gateway.socket(sock=small_socket(gateway.port), max_queue=1) as slow:
             for lane in ("stored", "unstored"):
                 await send_create(slow, stream_id=lane, store=lane == "stored")
@@ -624,9 +630,9 @@ async def test_b33_a_slow_reader_within_the_window_gets_everything(store):
 
 async def test_b33_a_reader_that_never_reads_again_is_given_up(store):
     config = FILE_CONFIG.model_copy(update={"limits": FILE_CONFIG.limits.model_copy(update={"send_timeout_s": 0.2})})
-    text = "z" * 4000
+    text = "z" * 1000
     async with (
-        running_gateway(store, lambda r: list(text.encode()), file_config=config, send_buffer_bytes=4096) as gateway,
+        running_gateway(store, slowly(text), file_config=config, send_buffer_bytes=4096) as gateway,
         gateway.http() as http,
     ):
         async with gateway.socket(sock=small_socket(gateway.port), max_queue=1, close_timeout=0.1) as slow:

@@ -1,0 +1,61 @@
+"""The leases of the responses that run here, renewed as long as they do; so this gateway also learns that one of them
+has been cancelled at another gateway, or is not its own any more."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from app.announcements import Announcements
+from app.response_run import ResponseRun
+from app.sessions import Sessions, SessionsUnavailable
+
+logger = logging.getLogger(__name__)
+
+LEASE_RETRY_S = 0.25
+"""Between attempts to renew leases while Redis is away: once it is back, they must not be missing for long."""
+
+
+class Leases:
+    """A run whose lease another gateway has is abandoned. The task lives while stored responses run."""
+
+    def __init__(self, sessions: Sessions, announcements: Announcements) -> None:
+        self._sessions = sessions
+        self._announcements = announcements
+        self._news = asyncio.Event()
+        """Another gateway says that there is something to look at."""
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._runs: set[ResponseRun] = set()
+        self._renewing: asyncio.Task[None] | None = None
+
+    def keep(self, run: ResponseRun) -> None:
+        self._runs.add(run)
+        if self._renewing is None:
+            self._stop_listening = self._announcements.watch(self._sessions.channel, self._news.set)
+            self._renewing = asyncio.create_task(self._renew(), name="lease renewal")
+
+    def release(self, run: ResponseRun) -> None:
+        self._runs.discard(run)
+        if self._renewing is not None and not self._runs:
+            self._stop_listening()
+            self._renewing.cancel()
+            self._renewing = None
+
+    async def _renew(self) -> None:
+        pause_s = self._sessions.lease_s / 3
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), pause_s)
+            self._news.clear()
+            runs = {run.node.id: run for run in self._runs}
+            try:
+                renewed = await self._sessions.renew_leases(list(runs))
+            except SessionsUnavailable as e:
+                logger.warning("leases are not renewed: %s", e.reason)
+                pause_s = LEASE_RETRY_S
+            else:
+                pause_s = self._sessions.lease_s / 3
+                for response_id in renewed.lost:
+                    runs[response_id].abandon()
+                for response_id in renewed.to_stop:
+                    runs[response_id].stop()

@@ -1,0 +1,61 @@
+"""Everything behind the stateful routes of one gateway, put together and taken apart again."""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from app.announcements import Announcements
+from app.conversation_store import ConversationStore
+from app.event_log import MemoryEventLog
+from app.recovery import Recovery
+from app.redis_commands import RedisCommands
+from app.redis_log import RedisEventLog
+from app.response_service import ResponseService
+from app.services import Services
+from app.sessions import LEASE_MS, Sessions
+from app.shared_log import SharedEventLog
+
+STORED_ANSWERS_GRACE_S = 5.0
+"""At the end, for answers that nobody waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stateful:
+    service: ResponseService
+    sessions: Sessions
+    conversations: ConversationStore
+    log: SharedEventLog
+    near: MemoryEventLog
+    commands: RedisCommands
+
+
+@contextlib.asynccontextmanager
+async def response_service(
+    services: Services,
+    redis_url: str,
+    *,
+    owner: str,
+    lease_ms: int = LEASE_MS,
+    grace_s: float = STORED_ANSWERS_GRACE_S,
+    clock: Callable[[], float] = time.monotonic,
+    **log_bounds: Any,
+) -> AsyncIterator[Stateful]:
+    """`owner` names this gateway's life: no other process, earlier or beside it, may use the same name. `grace_s`: of
+    answers that run at the end. `clock` and `log_bounds`: as `MemoryEventLog` takes them."""
+    commands = RedisCommands.connect(redis_url)
+    announcements = Announcements(commands.redis)
+    sessions = Sessions(commands, owner=owner, lease_ms=lease_ms)
+    far = RedisEventLog(commands, announcements, owner=owner)
+    near = MemoryEventLog(clock=clock, **log_bounds)
+    log = SharedEventLog(near, far)
+    conversations = ConversationStore(commands, owner=owner, lease_ms=lease_ms)
+    service = ResponseService(services, sessions, log, Recovery(sessions, far), announcements, conversations)
+    try:
+        yield Stateful(service, sessions, conversations, log, near, commands)
+    finally:
+        await service.close(grace_s=grace_s)
+        await log.close()
+        await announcements.close()
+        await commands.close()
