@@ -54,12 +54,15 @@ class ChatCompletions:
             add_generation_prompt=chat.add_generation_prompt is not False,
             param="messages",
         )
-        generation = services.generation(prompt, params, tenant, priority=chat.priority or 0, beams=beams)
+        answer_id = f"chatcmpl-{secrets.token_hex(16)}"
+        generation = services.generation(
+            prompt, params, tenant, priority=chat.priority or 0, beams=beams, answer_id=answer_id
+        )
         reservation = await services.rate_limits.reserve(tenant, generation.num_wanted_tokens)
         extras = extras_of(request)
         extras.headers.update(reservation.headers)
         extras.at_end.append(lambda: reservation.settle(generation.num_used_tokens))
-        answer = ChatAnswer(services, chat, prompt, generation)
+        answer = ChatAnswer(services, chat, prompt, generation, answer_id)
         if chat.stream:
             return SseResponse(
                 answer.stream, ping_interval_s=limits.ping_interval_s, send_timeout_s=limits.send_timeout_s
@@ -70,14 +73,16 @@ class ChatCompletions:
 class ChatAnswer:
     """Writes one answer, as chunks or as a whole."""
 
-    def __init__(self, services: Services, chat: ChatRequest, prompt: BuiltPrompt, generation: Generation) -> None:
+    def __init__(
+        self, services: Services, chat: ChatRequest, prompt: BuiltPrompt, generation: Generation, answer_id: str
+    ) -> None:
         self._services = services
         self._tokenizer: Tokenizer = services.tokenizer
         self._chat = chat
         self._prompt = prompt
         self._generation = generation
         self._head = AnswerHead(
-            id=f"chatcmpl-{secrets.token_hex(16)}",
+            id=answer_id,
             object="chat.completion.chunk" if chat.stream else "chat.completion",
             model=chat.model,
             system_fingerprint=f"fp_{services.model.manifest.fingerprint[:12]}",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -9,13 +10,15 @@ from typing import Annotated, NoReturn
 import typer
 
 from app.byte_size import parse_byte_size
-from app.config import ConfigError, find_redis_url
+from app.config import ConfigError, find_redis_url, load_file_config
 from app.demo_model import DemoModelError, ensure_demo_model
 from app.doctor import examine
 from app.embedded_redis import NoRedisError
 from app.kernels_package import find_kernels_clash
+from app.redis_commands import SessionsUnavailable
 from app.serve import ServeError, ServeOptions, check_configuration, python
 from app.serve import serve as run_server
+from app.usage_export import Format, export
 from engine.config import EngineConfig
 from engine.errors import ModelNotSupported
 from engine.prepared import PreparedModel, default_state_dir
@@ -26,6 +29,8 @@ EXIT_USAGE = 2
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 model_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Models in the state folder.")
 app.add_typer(model_app, name="model")
+usage_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The usage ledger.")
+app.add_typer(usage_app, name="usage")
 
 
 class Device(StrEnum):
@@ -219,6 +224,30 @@ def prepare(
     """Prepares a model once, so that `serve --model SOURCE` starts at once; prints its folder."""
     prepared = _find_or_prepare(source, _state_dir(state_dir), dtype, Device.auto)
     print(prepared.path)
+
+
+@usage_app.command("export")
+def export_usage(
+    since: Annotated[
+        datetime, typer.Option(formats=["%Y-%m-%d"], help="First day, in UTC; by default all that is kept.")
+    ] = datetime(1970, 1, 1),
+    tenant: Annotated[str | None, typer.Option(help="Only of this one.", show_default=False)] = None,
+    form: Annotated[Format, typer.Option("--format")] = Format.csv,
+    redis_url: Annotated[str | None, typer.Option(help="As for `serve`.", show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="As for `serve`, for its redis_url.", exists=True, dir_okay=False)
+    ] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Prints one row for each generation: who asked, prompt tokens by where they came from, output tokens, times."""
+    folder = default_state_dir() if state_dir is None else state_dir.absolute()
+    try:
+        url = find_redis_url(redis_url, load_file_config(config))
+        export(url, folder, since.date(), tenant, form, print)
+    except ConfigError as e:
+        fail(str(e), EXIT_USAGE)
+    except (NoRedisError, SessionsUnavailable) as e:
+        fail(str(e))
 
 
 @app.command()

@@ -105,14 +105,15 @@ class Completions:
             narrowing=body.narrowing,
             add_special_tokens=body.add_special_tokens is not False,
         )
+        answer_id = f"cmpl-{secrets.token_hex(16)}"
         generation = services.generation(
-            prompts, params, tenant, priority=body.priority or 0, continues_text=True, beams=beams
+            prompts, params, tenant, priority=body.priority or 0, continues_text=True, beams=beams, answer_id=answer_id
         )
         reservation = await services.rate_limits.reserve(tenant, generation.num_wanted_tokens)
         extras = extras_of(request)
         extras.headers.update(reservation.headers)
         extras.at_end.append(lambda: reservation.settle(generation.num_used_tokens))
-        answer = CompletionAnswer(services, body, prompts, generation)
+        answer = CompletionAnswer(services, body, prompts, generation, answer_id)
         if body.stream:
             return SseResponse(
                 answer.stream, ping_interval_s=limits.ping_interval_s, send_timeout_s=limits.send_timeout_s
@@ -124,7 +125,12 @@ class CompletionAnswer:
     """Writes one answer, as chunks or as a whole."""
 
     def __init__(
-        self, services: Services, body: CompletionRequest, prompts: list[BuiltPrompt], generation: Generation
+        self,
+        services: Services,
+        body: CompletionRequest,
+        prompts: list[BuiltPrompt],
+        generation: Generation,
+        answer_id: str,
     ) -> None:
         self._tokenizer = services.tokenizer
         self._body = body
@@ -135,7 +141,7 @@ class CompletionAnswer:
         self._logprobs = [CompletionLogprobs(services.tokenizer, hidden) for _ in range(generation.num_choices)]
         self._is_begun = [False] * generation.num_choices
         self._head = AnswerHead(
-            id=f"cmpl-{secrets.token_hex(16)}",
+            id=answer_id,
             object="text_completion",
             model=body.model,
             system_fingerprint=f"fp_{services.model.manifest.fingerprint[:12]}",

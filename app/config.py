@@ -203,6 +203,8 @@ class Limits(_Section):
     max_choices: int = Field(default=128, ge=1)
     """Of one request: prompts times n."""
     max_messages: int = Field(default=4096, ge=1)
+    usage_retention_days: int = Field(default=90, ge=1, le=3650)
+    """The usage ledger is kept for so long."""
     ping_interval_s: float = Field(default=10.0, gt=0)
     """A comment is sent on a silent event stream this often."""
     send_timeout_s: float = Field(default=60.0, gt=0)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOCKET_NAME = "valkey.sock"
+ADDRESS_NAME = "address"
+"""A file in the data folder, for other commands that are run beside the server."""
 
 
 class NoRedisError(Exception):
@@ -51,9 +53,22 @@ class EmbeddedRedis:
         return [str(self.program), *(word for name, value in options.items() for word in (f"--{name}", value))]
 
     def prepare(self) -> None:
-        """Makes the data folder, and removes a socket that a killed server left behind."""
+        """Makes the data folder, says in it where the server listens, and removes a socket that a killed one left."""
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (self.data_dir / ADDRESS_NAME).write_text(self.url)
         self.socket_path.unlink(missing_ok=True)
+
+
+def find_running_url(data_dir: Path) -> str:
+    """Of the server that runs on this folder. Raises NoRedisError."""
+    with contextlib.suppress(FileNotFoundError):
+        url = (data_dir / ADDRESS_NAME).read_text()
+        if Path(url.removeprefix("unix://")).exists():
+            return url
+    raise NoRedisError(
+        f"no trunkline runs on {data_dir.parent}: start it, or name its folder with --state-dir or its Redis with"
+        " --redis-url"
+    )
 
 
 def find_server_program() -> Path:

@@ -23,12 +23,14 @@ from app.conversations import Conversations
 from app.disconnect import cancel_and_wait
 from app.engine_pool import EnginePool
 from app.idempotency import IdempotencyKeys
+from app.ledger import Ledger
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prefill import Prefill
 from app.prompt_history import PromptHistory
 from app.prompts import PromptBuilder
 from app.rate_limits import RateLimits
+from app.redis_commands import RedisCommands
 from app.reload import Reloader
 from app.responses import Responses
 from app.resubmission import Resubmission
@@ -128,7 +130,13 @@ def build_services(config: GatewayConfig, file_config: FileConfig, engine: Engin
         caps=caps,
         rate_limits=RateLimits(tenant_store, caps),
         tenant_store=tenant_store,
+        ledger=None if config.redis_url is None else _ledger(config.redis_url, live),
     )
+
+
+def _ledger(redis_url: str, live: LiveConfig) -> Ledger:
+    commands = RedisCommands.connect(redis_url, max_connections=2)
+    return Ledger(commands, retention_days=lambda: live.current.limits.usage_retention_days)
 
 
 @contextlib.asynccontextmanager

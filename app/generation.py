@@ -1,8 +1,9 @@
 """One answer being generated: one or several choices, as text, until it ends or its reader leaves."""
 
 import asyncio
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -15,6 +16,7 @@ from app.metrics import AnswerMeter, Metrics
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from app.tenants import Tenant
+from app.usage_record import AnswerTimes, Outcome
 from engine.client import Submitter
 from engine.errors import EngineDeadError, RequestError
 from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
@@ -53,8 +55,10 @@ class Generation:
         continues_text: bool = False,
         metrics: Metrics | None = None,
         history: PromptHistory | None = None,
+        on_end: Callable[["Generation", Outcome], None] | None = None,
     ) -> None:
         """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
+        `on_end` is called once, when its numbers are final, if it was entered.
 
         Raises ApiError if the request could never be served, EngineUnavailable if the engine is not there.
         """
@@ -68,12 +72,14 @@ class Generation:
         self._continues_text = continues_text
         self._metrics = metrics
         self._history = history
+        self._on_end = on_end
         self._meter: AnswerMeter | None = None
         self._choices: list[Choice] = []
         self._arrived: set[Choice] = set()
         """Choices whose streams may have something to take."""
         self._arrival = asyncio.Event()
         self._leave = ExitStack()
+        self.times = AnswerTimes(time.monotonic, time.monotonic())
         self._cached: dict[int, CachedTokens] = {}
         """By prompt; of its first choice."""
         try:
@@ -126,6 +132,10 @@ class Generation:
         return len(self._cached) == len(self._prompts)
 
     @property
+    def assistant_id(self) -> str | None:
+        return self._prompts[0].assistant_id
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(len(c.token_ids) for c in self._choices)
 
@@ -174,13 +184,14 @@ class Generation:
                 for choice in range(self._params.n):
                     self._choices.append(self._submit(stack, p, prompt, choice))
             self._leave = stack.pop_all()
+        self.times.begun = self.times.clock()
         if self._metrics is not None:
             self._meter = AnswerMeter(
                 self._metrics,
                 self.num_choices,
                 self.num_prompt_tokens,
                 tenant=self._tenant.id,
-                assistant=self._prompts[0].assistant_id,
+                assistant=self.assistant_id,
             )
         return self
 
@@ -191,6 +202,10 @@ class Generation:
         self._remember(has_failed=error is not None)
         if self._meter is not None:
             self._meter.leave("error" if isinstance(error, ApiError) else "abort")
+        if self._on_end is not None:
+            has_completed = all(choice.is_done for choice in self._choices)
+            outcome: Outcome = "completed" if has_completed and error is None else "aborted"
+            self._on_end(self, "failed" if isinstance(error, ApiError) else outcome)
 
     def _remember(self, *, has_failed: bool) -> None:
         """Prompts that were computed, each with the first choice of its answers."""
@@ -267,6 +282,8 @@ class Generation:
             self._cached[choice.index // self._params.n] = CachedTokens.of(output)
             if self._meter is not None:
                 self._meter.cached(output.num_cached_tokens)
+        if output.token_ids:
+            self.times.tokens_came(output.queue_ms)
         delta = choice.take(output)
         if self._meter is not None:
             self._meter.tokens(choice.index, len(delta.token_ids))

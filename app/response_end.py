@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from app.events import ResponseError
 from app.response_node import ResponseNode
@@ -15,10 +16,13 @@ STORE_END_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 NOT_STORED = ResponseError(message="The answer could not be stored: the session store does not answer.")
 
 
-async def store_end(sessions: Sessions, node: ResponseNode) -> ResponseError | None:
+async def store_end(
+    sessions: Sessions, node: ResponseNode, flush_usage: Callable[[], Awaitable[None]]
+) -> ResponseError | None:
     """None where it is stored, or need not be. Raises TakenOver."""
     if not node.response.store:
         return None
+    await flush_usage()  # once the end is stored, nobody would record it any more
     for pause_s in (*STORE_END_PAUSES_S, None):
         try:
             finished = await sessions.finish(node)

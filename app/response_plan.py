@@ -146,7 +146,9 @@ class ResponsePlanner:
             logprobs=request.num_logprobs,
         )
         response_id = before.new_id()
-        generation = services.generation(prompt, params, tenant, priority=request.priority or 0)
+        generation = services.generation(
+            prompt, params, tenant, priority=request.priority or 0, answer_id=str(response_id)
+        )
         is_told = before.conversation is not None or (parent is not None and parent.is_link)
         node = ResponseNode(
             id=response_id,

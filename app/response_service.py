@@ -178,7 +178,7 @@ class ResponseService:
             # clients may also keep the conversation themselves and send the answer back as text
             for item in node.response.output:
                 self._prompts.remember(plan.prompt, item.text, node.kept_ids)
-            return await store_end(self._sessions, node)
+            return await store_end(self._sessions, node, self._services.flush_usage)
 
         return ResponseRun(
             plan.node,
@@ -193,8 +193,7 @@ class ResponseService:
 
     def _explainer(self, plan: Plan) -> Explainer:
         decode = partial(self._services.tokenizer.decode, skip_special_tokens=False)
-        history, tenant_id = self._services.history, plan.node.tenant
-        return Explainer(history, tenant_id, plan.prompt, plan.generation.block_size, decode)
+        return Explainer(self._services.history, plan.node.tenant, plan.prompt, plan.generation.block_size, decode)
 
     def _launch(self, run: ResponseRun, reservation: Reservation) -> None:
         response_id = str(run.node.id)

@@ -158,6 +158,7 @@ class Resubmission:
         if answer.has_begun and output.num_cached_tokens is not None:
             # its prompt was reported with its first output; what a later life found in its cache is nobody's hit
             output.num_cached_tokens = output.num_cached_trunk_tokens = output.num_cached_host_tokens = None
+            output.queue_ms = None
         answer.has_begun = True
         answer.token_ids += output.token_ids
         if output.finish_reason is not None:

@@ -1,13 +1,16 @@
 """What the routes of one gateway work with, built once and handed to each of them. Nothing here is global."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from app.beam_streams import BeamSearchEngine
 from app.caps import Caps
 from app.config import GatewayConfig
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE, Generation
+from app.ledger import Ledger
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompt_history import PromptHistory
@@ -17,6 +20,7 @@ from app.resubmission import Resubmission
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
 from app.tickets import Tickets
+from app.usage_record import Outcome, UsageRecord, iso_time
 from engine.beam_search import BeamSearchParams
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
@@ -44,16 +48,26 @@ class Services:
     caps: Caps
     rate_limits: RateLimits
     tenant_store: TenantStore | None
-    """None without a Redis."""
+    ledger: Ledger | None
+    """Both None without a Redis."""
+    now: Callable[[], float] = time.time
+    """Seconds since 1970."""
 
     async def close(self) -> None:
         """What was opened with them; nothing may be under way any more."""
         await self.resubmission.close()
         await self.rate_limits.close()
         await self.caps.close()
+        if self.ledger is not None:
+            await self.ledger.close()
         if self.tenant_store is not None:
             await self.tenant_store.close()
         self.prompts.close()
+
+    async def flush_usage(self) -> None:
+        """Returns when the usage of all that has ended is recorded, or could not be recorded now."""
+        if self.ledger is not None:
+            await self.ledger.flush()
 
     @property
     def current(self) -> Configured:
@@ -81,11 +95,14 @@ class Services:
         priority: int = 0,
         continues_text: bool = False,
         beams: BeamSearchParams | None = None,
+        answer_id: str,
     ) -> Generation:
         """A measured generation on this gateway's engine; its choices are the best of `beams`, if that is given.
+        `answer_id`: under which its usage is recorded.
 
         Raises ApiError, as `Generation` does.
         """
+        record = None if self.ledger is None else partial(self._record, self.ledger, answer_id, tenant.id, self.now())
         return Generation(
             self.resubmission if beams is None else BeamSearchEngine(self.resubmission, beams),
             self.tokenizer,
@@ -96,4 +113,28 @@ class Services:
             continues_text=continues_text,
             metrics=self.metrics,
             history=self.history,
+            on_end=record,
+        )
+
+    def _record(
+        self, ledger: Ledger, answer_id: str, tenant: str, created: float, generation: Generation, outcome: Outcome
+    ) -> None:
+        times, cached = generation.times, generation.cached
+        ledger.add(
+            UsageRecord(
+                id=answer_id,
+                created_at=iso_time(created),
+                tenant=tenant,
+                assistant=generation.assistant_id,
+                model=self.model_name,
+                outcome=outcome,
+                prompt_tokens=generation.num_prompt_tokens,
+                trunk_tokens=cached.trunk,
+                history_tokens=cached.history,
+                computed_tokens=generation.num_prompt_tokens - cached.total,
+                output_tokens=generation.num_output_tokens,
+                queue_ms=round(times.queue_ms, 3),
+                prefill_ms=round(times.prefill_ms, 3),
+                decode_ms=round(times.decode_ms, 3),
+            )
         )

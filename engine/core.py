@@ -246,6 +246,7 @@ class EngineCore:
             tenant=request.tenant,
             priority=request.priority,
             arrival=self._num_arrivals,
+            arrived_s=self._clock(),
             resumed_ids=request.output_ids,
         )
 

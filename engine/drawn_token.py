@@ -20,6 +20,7 @@ def take_token(sequence: Sequence, sampled: SampledToken) -> RequestOutput:
         output.num_cached_tokens = sequence.num_cached_tokens
         output.num_cached_trunk_tokens = sequence.num_cached_trunk_tokens
         output.num_cached_host_tokens = sequence.num_cached_host_tokens
+        output.queue_ms = sequence.queue_ms
         if sequence.params.prompt_logprobs is not None and not sequence.resumed_ids:
             output.prompt_logprobs = [None, *sequence.prompt_logprobs]
             sequence.prompt_logprobs = []

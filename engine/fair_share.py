@@ -117,6 +117,11 @@ class FairShare:
     def charge(self, account: Account, service: float) -> None:
         account.service += service / account.weight
 
+    @property
+    def time_s(self) -> float:
+        """As of the last `pass_time`."""
+        return self._time_s
+
     def pass_time(self) -> None:
         """Before each step: charges for the blocks kept since the one before, and takes in new weights."""
         now_s = self._clock()

@@ -64,6 +64,7 @@ class Places:
         sequence.num_served_tokens = max(sequence.num_served_tokens, sequence.num_computed_tokens)
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            sequence.queue_ms = max(0.0, self._fair_share.time_s - sequence.arrived_s) * 1000
             if sequence.choice == 0 and not sequence.is_trunk and not sequence.resumed_ids:
                 self.counters.query_tokens += sequence.num_prompt_tokens
                 self.counters.hit_tokens += sequence.num_cached_tokens

@@ -14,7 +14,7 @@ import msgspec
 
 from engine.sampling_params import SamplingParams
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class FinishReason(enum.StrEnum):
@@ -188,6 +188,8 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
     """Set with it: those of them that lie in the first scope of several; the others are the request's own history."""
     num_cached_host_tokens: int | None = None
     """Set with it: those of them that came back from the host tier, wherever they lie."""
+    queue_ms: float | None = None
+    """Set with it: how long the request waited for its place."""
     logprobs: list[TokenLogprobs] | None = None
     """One entry for each of `token_ids`, if asked for."""
     prompt_logprobs: list[TokenLogprobs | None] | None = None
@@ -210,6 +212,7 @@ class RequestOutput(msgspec.Struct, array_like=True, kw_only=True, omit_defaults
             self.num_cached_tokens = later.num_cached_tokens
             self.num_cached_trunk_tokens = later.num_cached_trunk_tokens
             self.num_cached_host_tokens = later.num_cached_host_tokens
+            self.queue_ms = later.queue_ms
         self.finish_reason, self.stop_token_id, self.error = later.finish_reason, later.stop_token_id, later.error
 
 

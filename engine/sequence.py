@@ -43,6 +43,8 @@ class Sequence:
     """Counts up with each request that the engine accepted."""
     is_trunk: bool = False
     """Only its KV is wanted: it draws no token and ends when all are computed."""
+    arrived_s: float = 0.0
+    """When, by the core's clock."""
     resumed_ids: Sequences[int] = ()
     """The output that an earlier life of the engine has given already."""
 
@@ -74,6 +76,8 @@ class Sequence:
     # set by the scheduler
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens that came from the prefix cache when it was first admitted; None before."""
+    queue_ms: float = field(default=0.0, init=False)
+    """Until it was first admitted."""
     num_served_tokens: int = field(default=0, init=False)
     """Tokens that were computed before it was last preempted, or taken from the prefix cache since."""
     num_preemptions: int = field(default=0, init=False)

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from app import cli
 from app.doctor import Finding
 from app.embedded_redis import NoRedisError
 from app.serve import ServeOptions
+from app.usage_export import Format
 from engine.config import EngineConfig
 from tests.scripted_engine import make_byte_model
 
@@ -225,3 +227,18 @@ def test_nothing_heavy_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stderr
+
+
+def test_usage_export_arrives_and_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = failed(run("usage", "export", "--state-dir", str(tmp_path)), 1)
+    assert f"no trunkline runs on {tmp_path}" in message
+    got: list[object] = []
+
+    def export(*arguments: object) -> None:
+        got.extend(arguments[:-1])
+
+    monkeypatch.setattr(cli, "export", export)
+    options = ("--since", "2026-11-30", "--tenant", "acme", "--format", "jsonl", "--redis-url", "redis://db:1/0")
+    result = run("usage", "export", *options, "--state-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert got == ["redis://db:1/0", tmp_path, date(2026, 11, 30), "acme", Format.jsonl]

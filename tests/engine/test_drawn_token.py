@@ -16,7 +16,12 @@ def cached(**params: object) -> Sequence:
 def test_the_first_output_says_what_was_cached_and_later_ones_do_not():
     sequence = cached()
     first = RequestOutput(
-        request_id="r", token_ids=[7], num_cached_tokens=2, num_cached_trunk_tokens=0, num_cached_host_tokens=1
+        request_id="r",
+        token_ids=[7],
+        num_cached_tokens=2,
+        num_cached_trunk_tokens=0,
+        num_cached_host_tokens=1,
+        queue_ms=0.0,
     )
     assert take_token(sequence, SampledToken(7)) == first
     assert take_token(sequence, SampledToken(8)) == RequestOutput(request_id="r", token_ids=[8])
