@@ -39,7 +39,9 @@ class Admin:
         return json_response({"status": "ok"})
 
     async def ready(self, request: Request) -> Response:
-        """The engine takes requests. Neither the session store nor the assistants' prefill is asked about."""
+        """The engine takes requests, and this process has not been told to end. Neither the session store nor the
+        assistants' prefill is asked about."""
+        self._services.drain.check()
         if not self._services.engine.is_ready:
             raise EngineUnavailable(UNAVAILABLE)
         return json_response({"status": "ready", "model": self._services.model_name})

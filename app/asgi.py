@@ -13,6 +13,7 @@ from app.admin import Admin
 from app.callers import TicketRoutes
 from app.chat_completions import ChatCompletions
 from app.completions import Completions
+from app.drain import UnderWay
 from app.errors import ApiError, from_status
 from app.middleware import OriginGuard, RequestContext
 from app.models import Models
@@ -37,6 +38,7 @@ def create_app(services: Services, routes: Sequence[BaseRoute] = ()) -> Starlett
     app = Starlette(
         routes=[*(route for part in parts for route in part.routes()), *routes],
         middleware=[
+            Middleware(UnderWay, drain=services.drain),
             Middleware(RequestContext, metrics=services.metrics),
             Middleware(OriginGuard, live=services.live),
         ],

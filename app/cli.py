@@ -163,6 +163,9 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="At the end, running answers have this long.")
+    ] = 20.0,
     state_dir: StateDir = None,
     check_kv: Annotated[bool, typer.Option("--check-kv", help="Check every KV slot before it is read (slow).")] = False,
 ) -> None:
@@ -206,6 +209,7 @@ def serve(
             redis_url=redis_url,
             num_gateways=gateways,
             num_engines=engines,
+            drain_timeout_s=drain_timeout,
             engine_addresses=tuple(engine_address or ()),
             engine_listen=engine_listen,
         )

@@ -45,8 +45,10 @@ class GatewayConfig(BaseModel):
     config_path: Path | None = None
     engine_patience_s: float = 300.0
     """Running answers wait so long for an engine that has gone to come back."""
-    shutdown_s: float = 20.0
+    drain_timeout_s: float = 20.0
     """After a signal, running answers have this long to end."""
+    has_siblings: bool = False
+    """Other gateways accept on the same socket: one that ends leaves new connections to them."""
 
     @classmethod
     def from_environment(cls) -> Self:

@@ -7,10 +7,11 @@ up its own work only. A message that is wrong gives one error event and changes 
 Whoever drives it carries out the commands and reports back with `refused` and `sent`.
 """
 
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from app.errors import ApiError, BadRequest, RateLimited
 from app.events import to_json
@@ -21,7 +22,9 @@ MAX_LANES = 256
 MAX_WAITING = 1024
 MAX_WAITING_BYTES = 8 * 2**20
 MAX_STREAM_ID_CHARS = 256
+MAX_RECONNECT_MS = 500
 
+CLOSE_GOING_AWAY = 1001
 CLOSE_UNSUPPORTED = 1003
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_SLOW_READER = 4008
@@ -175,6 +178,11 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     if stream_id is not None:
         event["stream_id"] = stream_id
     return to_json(event)
+
+
+def reconnect_event(reason: Literal["shutting_down", "connection_lifetime"]) -> bytes:
+    """Asks the client for a new connection, after a pause that keeps all clients from coming at the same moment."""
+    return to_json({"type": "reconnect", "reason": reason, "after_ms": secrets.randbelow(MAX_RECONNECT_MS)})
 
 
 def _stream_id(message: dict[str, Any]) -> str | None:

@@ -135,6 +135,15 @@ class EngineUnavailable(ApiError):
         self.headers.setdefault("Retry-After", str(retry_after_s))
 
 
+class ShuttingDown(EngineUnavailable):
+    """Another gateway, or this one when it is back, may serve it."""
+
+    default_code = "shutting_down"
+
+    def __init__(self, message: str = "The server is shutting down.") -> None:
+        super().__init__(message, retry_after_s=1)
+
+
 def from_status(status: int, message: str) -> ApiError:
     """The error for a status that the framework chose: an unknown route, a wrong method."""
     for known in (BadRequest, NotFound, MethodNotAllowed):

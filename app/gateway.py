@@ -21,6 +21,7 @@ from app.caps import Caps
 from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.conversations import Conversations
 from app.disconnect import cancel_and_wait
+from app.drain import Drain
 from app.engine_pool import EnginePool
 from app.idempotency import IdempotencyKeys
 from app.ledger import Ledger
@@ -51,6 +52,12 @@ MAX_FRAME_BYTES = 256 * 1024
 """Of one websocket message; a longer one closes the socket with 1009."""
 WS_PING_S = 20.0
 TCP_USER_TIMEOUT_MS = 120_000
+LAST_WORDS_S = 5.0
+"""After the time for running answers, for what those are told that did not end in it."""
+FIRST_REQUEST_S = 1.0
+"""At the end, for connections on which nothing has been asked yet."""
+ENGINE_WAIT_S = 5.0
+"""A gateway beside others accepts nothing for so long until it has an engine."""
 BACKLOG = 2048
 NO_TEMPLATE = "{{ raise_exception('this model has no chat template: use /v1/completions') }}"
 
@@ -58,21 +65,54 @@ logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """Ends with the loop's result instead of raising the signal again, so that the exit code is 0."""
+    """At a signal it drains and ends; at a second one it ends at once. Either way with the loop's result instead of
+    raising the signal again, so that the exit code is 0."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, self.handle_exit, signum, None)
+            loop.add_signal_handler(signum, self._on_signal)
         try:
             yield
         finally:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(signum)
 
+    def _on_signal(self) -> None:
+        if self._drain.is_draining:
+            self.should_exit = True
+        else:
+            self._drain.begin()
 
-def uvicorn_config(app: Starlette, *, shutdown_s: float = 20.0, log_level: str = "warning") -> uvicorn.Config:
+    async def end_drained(self, timeout_s: float, *, stops_accepting: bool) -> None:
+        """Waits for the signal, then for what is under way, at most for `timeout_s`, and ends the server."""
+        await self._drain.wait_begun()
+        logger.info("draining: %d requests and websockets are under way", self._drain.num_under_way)
+        try:
+            if stops_accepting:
+                for server in self.servers:
+                    server.close()
+            await self._drain.run(timeout_s)
+            await self._hear_first_requests()
+        finally:
+            self.should_exit = True
+
+    async def _hear_first_requests(self) -> None:
+        """Whoever connected at the last moment gets an answer, if only a refusal, not the connection's reset."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_REQUEST_S):
+                while True:
+                    await asyncio.sleep(FIRST_REQUEST_S / 100)  # uvicorn tells nobody
+                    if all(getattr(c, "cycle", c) is not None for c in self.server_state.connections):
+                        return
+
+
+def uvicorn_config(app: Starlette, *, shutdown_s: float = LAST_WORDS_S, log_level: str = "warning") -> uvicorn.Config:
     """How the app is served, in production and in tests alike."""
     return uvicorn.Config(
         app,
@@ -146,6 +186,7 @@ async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRout
         yield []
         return
     async with response_service(services, services.config.redis_url, owner=secrets.token_hex(16)) as stateful:
+        services.drain.add_end(stateful.service.finish)
         sender = SendOnce(stateful.service, IdempotencyKeys(stateful.commands))
         responses = Responses(services, stateful.service, sender)
         yield [*responses.routes(), *Conversations(services, stateful.conversations).routes()]
@@ -206,7 +247,18 @@ async def serve(config: GatewayConfig) -> None:
             app = create_app(services, [*routes, *page.routes()])
             gc.collect()
             gc.freeze()  # what was built here lives as long as the process
-            await Server(uvicorn_config(app, shutdown_s=config.shutdown_s)).serve([listening_socket(config)])
+            if config.has_siblings:
+                # they answer meanwhile; where no engine is there for anybody, it says so itself
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(pool.wait_ready(), ENGINE_WAIT_S)
+            server = Server(uvicorn_config(app), services.drain)
+            end = server.end_drained(config.drain_timeout_s, stops_accepting=config.has_siblings)
+            ending = asyncio.create_task(end, name="drain")
+            ending.add_done_callback(_report_failure)
+            try:
+                await server.serve([listening_socket(config)])
+            finally:
+                await cancel_and_wait(ending)
     finally:
         await pool.close()
         await services.close()

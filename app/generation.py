@@ -11,7 +11,8 @@ from typing import Self
 
 from app.cached_tokens import CachedTokens
 from app.choice import Choice, ChoiceDelta
-from app.errors import ApiError, BadRequest, EngineUnavailable, from_request_error
+from app.drain import Drain
+from app.errors import ApiError, BadRequest, EngineUnavailable, ShuttingDown, from_request_error
 from app.metrics import AnswerMeter, Metrics
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
@@ -56,9 +57,11 @@ class Generation:
         metrics: Metrics | None = None,
         history: PromptHistory | None = None,
         on_end: Callable[["Generation", Outcome], None] | None = None,
+        drain: Drain | None = None,
     ) -> None:
         """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
-        `on_end` is called once, when its numbers are final, if it was entered.
+        `on_end` is called once, when its numbers are final, if it was entered. `drain`: when its time is over, the
+        answer ends with ShuttingDown.
 
         Raises ApiError if the request could never be served, EngineUnavailable if the engine is not there.
         """
@@ -73,6 +76,7 @@ class Generation:
         self._metrics = metrics
         self._history = history
         self._on_end = on_end
+        self._drain = drain
         self._meter: AnswerMeter | None = None
         self._choices: list[Choice] = []
         self._arrived: set[Choice] = set()
@@ -180,6 +184,8 @@ class Generation:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            if self._drain is not None:
+                stack.callback(self._drain.at_cut(self._arrival.set))
             for p, prompt in enumerate(self._prompts):
                 for choice in range(self._params.n):
                     self._choices.append(self._submit(stack, p, prompt, choice))
@@ -252,12 +258,14 @@ class Generation:
     async def __anext__(self) -> list[ChoiceDelta]:
         """What came since the last call, one delta for each choice that has something new, by index.
 
-        Raises ApiError if the engine fails one of the choices or dies.
+        Raises ApiError if the engine fails one of the choices or dies, or the gateway ends.
         """
         while not all(choice.is_done for choice in self._choices):
             deltas = self._take_arrived()
             if deltas:
                 return deltas
+            if self._drain is not None and self._drain.is_cut:
+                raise ShuttingDown("The server was shut down while it answered.")
             self._arrival.clear()
             await self._arrival.wait()
         raise StopAsyncIteration

@@ -15,7 +15,7 @@ from typing import Any
 from app.announcements import Announcements
 from app.cache_report import Explainer
 from app.conversation_store import ConversationStore
-from app.errors import Conflict, NotFound
+from app.errors import Conflict, NotFound, ShuttingDown
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread, Waiter
 from app.events import Item, ResponseError, ResponseObject
@@ -28,7 +28,7 @@ from app.rate_limits import Reservation
 from app.recovery import Recovery
 from app.response_end import store_end
 from app.response_node import HistoryMessage, ResponseNode
-from app.response_plan import Parent, Plan, ResponsePlanner, StoreUnavailable, or_unavailable
+from app.response_plan import Parent, Plan, ResponsePlanner, or_unavailable
 from app.response_run import ResponseRun
 from app.services import Services
 from app.sessions import Sessions
@@ -98,18 +98,19 @@ class ResponseService:
     def num_running(self) -> int:
         return len(self._runs)
 
-    async def close(self, grace_s: float = 0.0) -> None:
+    async def finish(self, grace_s: float) -> None:
         """Takes nothing new; running responses have `grace_s` to end, then they end as failed."""
         self._is_closing = True
         if self._starting:
             await asyncio.wait(self._starting)
-        ends = [asyncio.ensure_future(run.wait()) for run in self._runs.values()]
-        if ends:
-            _, late = await asyncio.wait(ends, timeout=grace_s)
+        if ends := [asyncio.ensure_future(run.wait()) for run in self._runs.values()]:
+            await asyncio.wait(ends, timeout=grace_s)
             for run in list(self._runs.values()):
                 run.stop("shutdown")
-            if late:
-                await asyncio.wait(late)
+            await asyncio.wait(ends)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        await self.finish(grace_s)
         await self._follows.close()
         await self._writer.flush()
 
@@ -131,16 +132,16 @@ class ResponseService:
         When it returns the response runs, and if it is stored, it stands in the session store. Raises ApiError, and
         then nothing has been stored or started. If the caller is cancelled, a stored response may run nevertheless.
         """
-        if self._is_closing:
-            raise StoreUnavailable("The server is shutting down.", code="shutting_down")
         plan = await self._planner.plan(configured, tenant, body, stream_id=stream_id, unstored=unstored or {})
         reservation = await self._services.rate_limits.reserve(tenant, plan.generation.num_wanted_tokens)
-        if before_start is not None:
-            try:
+        try:
+            if before_start is not None:
                 await before_start(plan.node)
-            except BaseException:
-                reservation.settle(0)
-                raise
+            if self._is_closing:  # nobody waits for what would start now
+                raise ShuttingDown
+        except BaseException:
+            reservation.settle(0)
+            raise
         if not plan.node.response.store:
             return self._start_unstored(plan, reservation, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
@@ -207,8 +208,7 @@ class ResponseService:
 
     def _run_ended(self, response_id: str, task: asyncio.Task[None], reservation: Reservation) -> None:
         run = self._runs.pop(response_id)
-        usage = run.response.usage
-        reservation.settle(0 if usage is None else usage.total_tokens)
+        reservation.settle(run.response.usage.total_tokens if run.response.usage is not None else 0)
         if run.is_stored:
             self._leases.release(run)
         if run.is_abandoned:

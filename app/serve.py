@@ -29,6 +29,8 @@ MAX_RUNTIME_DIR_BYTES = 60
 """A unix socket's whole path may have 107 bytes."""
 LOCK_WAIT_S = 10.0
 READY_POLL_S = 0.02
+END_S = 10.0
+"""A gateway that has drained, or whose time for it is over, has this long to end."""
 
 
 class ServeError(Exception):
@@ -50,6 +52,8 @@ class ServeOptions:
     num_engines: int = 1
     engine_addresses: tuple[str, ...] = ()
     """Of engines that others start: ZeroMQ endpoints."""
+    drain_timeout_s: float = 20.0
+    """At the end, running answers have this long."""
     engine_listen: str | None = None
     """Where the engines started here listen: tcp://host:port, each further one a port higher; None: for this machine
     alone."""
@@ -190,6 +194,8 @@ def children(
         redis_url=redis_url,
         state_dir=options.state_dir,
         config_path=options.config_path,
+        drain_timeout_s=options.drain_timeout_s,
+        has_siblings=options.num_gateways > 1,
     )
     specs += [
         ChildSpec(
@@ -197,7 +203,7 @@ def children(
             python("app.gateway"),
             environment=gateway.environment(),
             pass_fds=(listener.fileno(),),
-            stop_timeout_s=gateway.shutdown_s + 10.0,
+            stop_timeout_s=gateway.drain_timeout_s + END_S,
             ends_with="gateways",
             takes_hangup=True,
         )
@@ -235,11 +241,18 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> int:
         if options.redis_url is None and listener is not None:
             lock_fd = stack.enter_context(locked(options.state_dir / "valkey"))
         specs = children(options, listener, folder, lock_fd)
-        return asyncio.run(supervise(specs, options, report))
+        return asyncio.run(supervise(specs, options, report, listener))
 
 
-async def supervise(specs: list[ChildSpec], options: ServeOptions, report: Callable[[str], None]) -> int:
-    supervisor = Supervisor(specs, report=report)
+async def supervise(
+    specs: list[ChildSpec],
+    options: ServeOptions,
+    report: Callable[[str], None],
+    listener: socket.socket | None = None,
+) -> int:
+    """Until a signal comes; the exit code. `listener` is closed when it comes: several gateways accept nothing from
+    then on, and who connects should learn it at once."""
+    supervisor = Supervisor(specs, report=report, on_stop=() if listener is None else (listener.close,))
     supervisor.handle_signals()
     ready = asyncio.create_task(_report_ready(options, report), name="ready")
     try:

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from app.beam_streams import BeamSearchEngine
 from app.caps import Caps
 from app.config import GatewayConfig
+from app.drain import Drain
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE, Generation
 from app.ledger import Ledger
@@ -52,6 +53,7 @@ class Services:
     """Both None without a Redis."""
     now: Callable[[], float] = time.time
     """Seconds since 1970."""
+    drain: Drain = field(default_factory=Drain)
 
     async def close(self) -> None:
         """What was opened with them; nothing may be under way any more."""
@@ -100,8 +102,9 @@ class Services:
         """A measured generation on this gateway's engine; its choices are the best of `beams`, if that is given.
         `answer_id`: under which its usage is recorded.
 
-        Raises ApiError, as `Generation` does.
+        Raises ApiError, as `Generation` does, and ShuttingDown when nothing new is taken any more.
         """
+        self.drain.check()
         record = None if self.ledger is None else partial(self._record, self.ledger, answer_id, tenant.id, self.now())
         return Generation(
             self.resubmission if beams is None else BeamSearchEngine(self.resubmission, beams),
@@ -113,6 +116,7 @@ class Services:
             continues_text=continues_text,
             metrics=self.metrics,
             history=self.history,
+            drain=self.drain,
             on_end=record,
         )
 

@@ -33,13 +33,16 @@ class Supervisor:
         children: Sequence[ChildSpec],
         *,
         report: Callable[[str], None],
+        on_stop: Sequence[Callable[[], None]] = (),
         policy: Callable[[], RestartPolicy] = RestartPolicy,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`report` takes one sentence for a person. `policy` makes each child its own."""
+        """`report` takes one sentence for a person; `on_stop` is called before children are ended; `policy` makes each
+        child its own."""
         self._children = children
         self._report = report
+        self._on_stop = on_stop
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
@@ -63,6 +66,8 @@ class Supervisor:
             for keeper in keepers:
                 keeper.cancel()
             await asyncio.wait(keepers)
+            for call in self._on_stop:
+                call()
             await self._end_all()
         return code
 

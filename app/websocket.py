@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.callers import Caller, admit
 from app.conversation import (
+    CLOSE_GOING_AWAY,
     CLOSE_POLICY_VIOLATION,
     CLOSE_SLOW_READER,
     Cancel,
@@ -28,6 +29,7 @@ from app.conversation import (
     SendError,
     Start,
     error_event,
+    reconnect_event,
 )
 from app.disconnect import cancel_and_wait
 from app.errors import ApiError, RateLimited
@@ -69,6 +71,7 @@ class Websockets:
     async def connect(self, websocket: WebSocket) -> None:
         configured = self._services.current
         try:
+            self._services.drain.check()
             caller = await admit(self._services, configured, websocket)
             place = await self._services.caps.take(caller.tenant, "connections")
         except ApiError as e:
@@ -80,7 +83,8 @@ class Websockets:
         except WebSocketDisconnect:
             return
         else:
-            await connection.run()
+            with self._services.drain.watched(connection.drain):
+                await connection.run()
         finally:
             place.release()
 
@@ -122,6 +126,7 @@ class _Connection:
         self._ready: dict[_Feed, None] = {}
         """Feeds that may have events, in the order in which they were woken."""
         self._errors: deque[bytes] = deque()
+        """And what else belongs to no answer."""
         self._close: Close | None = None
         self._close_at_rest: Close | None = None
         """When nothing is under way any more."""
@@ -145,6 +150,11 @@ class _Connection:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
+    def drain(self) -> None:
+        """The gateway ends: the client is told to connect again; the socket is closed when its answers have ended."""
+        self._send_event(reconnect_event("shutting_down"))
+        self._close_at_rest = self._close_at_rest or Close(CLOSE_GOING_AWAY, "the server is shutting down")
+
     # ---- reading
 
     async def _read(self) -> None:
@@ -156,7 +166,7 @@ class _Connection:
             try:
                 self._authenticate()
             except ApiError as e:
-                self._send_error(error_event(e))
+                self._send_event(error_event(e))
                 continue
             text = message.get("text")
             self._do(self._conversation.receive_bytes() if text is None else self._conversation.receive_text(text))
@@ -191,11 +201,11 @@ class _Connection:
                 case Resume():
                     self._spawn(self._resume(command))
                 case SendError(data):
-                    self._send_error(data)
+                    self._send_event(data)
                 case Close():
                     self._close_with(command)
 
-    def _send_error(self, data: bytes) -> None:
+    def _send_event(self, data: bytes) -> None:
         if len(self._errors) >= MAX_ERRORS:
             self._close_with(Close(CLOSE_SLOW_READER, "error events are not read"))
             return
@@ -223,7 +233,7 @@ class _Connection:
         if lane is not None:
             self._do(self._conversation.refused(lane[0], told))
         else:
-            self._send_error(error_event(told))
+            self._send_event(error_event(told))
 
     async def _start(self, lane: str | None, body: dict[str, Any]) -> None:
         unstored = dict(self._unstored.values())
@@ -242,13 +252,13 @@ class _Connection:
         try:
             await self._service.cancel(self._caller.tenant, response_id)
         except ApiError as e:
-            self._send_error(error_event(e, stream_id))
+            self._send_event(error_event(e, stream_id))
 
     async def _resume(self, command: Resume) -> None:
         try:
             followed = await self._service.follow(self._caller.tenant, command.response_id, command.starting_after)
         except ApiError as e:
-            self._send_error(error_event(e, command.stream_id))
+            self._send_event(error_event(e, command.stream_id))
             return
         if sum(feed.lane is None for feed in self._feeds) >= MAX_RESUMED:
             told = RateLimited(
@@ -256,7 +266,7 @@ class _Connection:
                 code="too_many_requests",
                 retry_after_s=1,
             )
-            self._send_error(error_event(told, command.stream_id))
+            self._send_event(error_event(told, command.stream_id))
             return
         self._feed(_Feed(followed.source, command.stream_id or followed.stream_id))
 
@@ -298,7 +308,7 @@ class _Connection:
             self._close_with(Close(CLOSE_SLOW_READER, f"read too slowly: event {e.after + 1} is not held any more"))
             return
         except EventsNotHeld as e:
-            self._send_error(error_event(events_not_held(e.response_id), feed.stream_id))
+            self._send_event(error_event(events_not_held(e.response_id), feed.stream_id))
             events, has_ended = [], True
         for event in events:
             await self._send(event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id))

@@ -51,6 +51,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     host = "--host-cache-bytes 512MiB --kernels reference --shared-attention always --deterministic"
     processes = (
         "--gateways 2 --engines 3 --engine-address tcp://a:1 --engine-address tcp://b:2 --engine-listen tcp://c:3"
+        " --drain-timeout 7.5"
     )
     result = run(
         "serve",
@@ -91,6 +92,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         num_engines=3,
         engine_addresses=("tcp://a:1", "tcp://b:2"),
         engine_listen="tcp://c:3",
+        drain_timeout_s=7.5,
     )
     run("serve", "--model", model, "--state-dir", str(tmp_path / "s"))
     assert got[1].engine == EngineConfig(model_dir="")

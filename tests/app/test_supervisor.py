@@ -88,6 +88,17 @@ async def test_children_that_end_together_do_not_wait_for_one_another(tmp_path: 
     assert second.exists()
 
 
+async def test_before_children_are_ended_others_are_told() -> None:
+    told: list[int | None] = []
+    one = Supervisor([shell("gateway", FOREVER)], report=print, on_stop=[lambda: told.append(one.pid("gateway"))])
+    running = asyncio.create_task(one.run())
+    await until(lambda: one.pid("gateway") is not None)
+    pid = one.pid("gateway")
+    one.stop()
+    assert await running == 0
+    assert told == [pid]
+
+
 async def test_deaths_are_counted_for_each_child() -> None:
     watched = Watched(shell("a", FOREVER), shell("b", FOREVER), policy=lambda: RestartPolicy(max_deaths=2))
     for name in ("a", "b"):
