@@ -184,6 +184,27 @@ async def test_a_finished_answer_is_known_on_another_gateway(store):
         assert two.engine.requests == []
 
 
+async def test_a_running_answer_is_followed_from_another_gateway(store):
+    async with (
+        running_gateway(store, IN_TWO) as one,
+        running_gateway(store, IN_TWO, owner="gateway-2") as two,
+        one.http() as first,
+        two.http() as second,
+    ):
+        sent = asyncio.create_task(post_stream(first))
+        await one.engine.wait_paused()
+        streamed, whole = asyncio.create_task(post_stream(second)), asyncio.create_task(post(second))
+        async with two.socket() as ws:
+            await send_create(ws, client_message_id="message-1")
+            assert (await receive(ws))["type"] == "response.created"
+            one.engine.release()
+            events = await sent
+            assert (await receive_until(ws))[-1]["response"] == events[-1]["response"]
+        assert await streamed == events
+        assert (await whole).json() == events[-1]["response"]
+        assert (len(one.engine.requests), len(two.engine.requests)) == (1, 0)
+
+
 async def test_a_claim_without_a_response_is_409_until_its_gateway_must_have_died(gateway, http):
     """As when a gateway is between claiming the key and storing the response, or died there."""
     sent = find_key("message-1", body())
