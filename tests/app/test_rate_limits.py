@@ -323,3 +323,24 @@ async def test_the_official_client_sees_its_own_error(clock: Clock) -> None:
                 await client.responses.create(model="byte-model", input="hi")
             assert caught.value.code == "rate_limit_exceeded"
             assert caught.value.response.headers["x-ratelimit-limit-requests"] == "1"
+
+
+async def test_what_is_refused_after_it_was_let_in_gives_all_back(clock: Clock) -> None:
+    """As a message does that another gateway has taken in the same moment."""
+
+    class TakenElsewhere(Exception):
+        pass
+
+    async def refuse(node):
+        raise TakenElsewhere
+
+    async with limited_gateway(clock, tokens_per_minute=100_000, max_answers=1) as gateway:
+        live, limits = gateway.services.live, gateway.services.rate_limits
+        a = live.current.tenants.authenticate(f"Bearer {KEY_A}")
+        for store in (True, False):
+            with pytest.raises(TakenElsewhere):
+                await gateway.service.create(live.current, a, body("hi", store=store), before_start=refuse)
+        await limits.close()
+        assert gateway.services.caps.num_held("a", "answers") == 0
+        assert (await gateway.services.tenant_store.reserve("a", a.quota, 0, clock()))[1].tokens == 100_000
+        assert gateway.engine.requests == []
