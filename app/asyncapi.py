@@ -49,13 +49,26 @@ ERROR_EVENT: Schema = {
             "additionalProperties": {"type": "string"},
             "description": "Those of the same answer over HTTP, where it has a Retry-After.",
         },
+        "headers": {"type": "object", "description": "When to try again, as over HTTP."},
         "stream_id": _STREAM_ID,
+    },
+}
+RECONNECT: Schema = {
+    "type": "object",
+    "required": ["type", "reason", "after_ms"],
+    "properties": {
+        "type": {"const": "reconnect"},
+        "reason": {"type": "string"},
+        "after_ms": {"type": "integer", "minimum": 0, "description": "Wait for so long, then connect again."},
     },
 }
 
 
 def document() -> Schema:
-    server_events = {event_name(event): ref(event.__name__) for event in EVENTS} | {"error": ERROR_EVENT}
+    server_events = {event_name(event): ref(event.__name__) for event in EVENTS} | {
+        "error": ERROR_EVENT,
+        "reconnect": RECONNECT,
+    }
     both = CLIENT_MESSAGES | server_events
     return {
         "asyncapi": "3.0.0",

@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from app.asyncapi import document
+from app.conversation import reconnect_event
 from tests.app.session_store import session_server
 from tests.app.stateful_gateway import KEY_A, receive, receive_until, running_gateway, send, send_create
 from tests.scripted_engine import Pause
@@ -43,6 +44,10 @@ async def test_events_are_as_described(gateway):
         assert {event["type"] for event in events} >= {"response.created", "response.completed"}
         await send(ws, type="response.create", stream_id="left")
         validator("error").validate(await receive(ws))
+
+
+def test_a_wish_to_reconnect_is_as_described():
+    validator("reconnect").validate(json.loads(reconnect_event("shutting_down")))
 
 
 def test_messages_of_clients_are_as_described():
