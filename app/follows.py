@@ -19,13 +19,17 @@ class Follows:
         self._log = log
         self._recovery = recovery
         self._tenants: dict[ResponseId, str] = {}
+        self._new: set[ResponseId] = set()
+        """Added since it looked last: whoever is about to watch one may not do so yet."""
         self._looking: asyncio.Task[None] | None = None
 
     def add(self, tenant: str, response_id: ResponseId) -> None:
         """Somebody may be about to watch it; once nobody does it is forgotten."""
         self._tenants[response_id] = tenant
+        self._new.add(response_id)
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_after(), name="followed answers")
+            self._looking.add_done_callback(_report_failure)
 
     async def close(self) -> None:
         if self._looking is not None:
@@ -33,10 +37,18 @@ class Follows:
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def _look_after(self) -> None:
+        try:
+            await self._look_until_nobody_follows()
+        finally:
+            self._looking = None
+
+    async def _look_until_nobody_follows(self) -> None:
         while self._tenants:
             await asyncio.sleep(self._sessions.lease_s / 3)
             followed = set(self._log.followed)
-            self._tenants = {name: tenant for name, tenant in self._tenants.items() if str(name) in followed}
+            kept = {name for name in self._tenants if name in self._new or str(name) in followed}
+            self._new.clear()
+            self._tenants = {name: self._tenants[name] for name in kept}
             try:
                 for response_id in await self._sessions.find_without_lease(list(self._tenants)):
                     node = await self._sessions.find(self._tenants[response_id], response_id)
@@ -46,4 +58,8 @@ class Follows:
                 logger.warning("followed answers are not looked after: %s", e.reason)
             for name in followed:
                 self._log.wake_followers(name)
-        self._looking = None
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("followed answers are not looked after any more", exc_info=error)

@@ -197,7 +197,7 @@ async def test_an_answer_deleted_on_one_gateway_ends_on_the_other(store):
             assert (await reading)[-1]["code"] == "response_not_found"
             await first.wait_no_runs()
             assert (await other.get(f"/v1/responses/{d['id']}")).status_code == 404
-        assert await first.sessions._redis.keys("*") == []
+        assert await first.sessions._redis.keys("{s:*") == []
 
 
 async def test_a_stop_cancels_on_whichever_gateway_it_arrives(store):
