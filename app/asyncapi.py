@@ -49,7 +49,6 @@ ERROR_EVENT: Schema = {
             "additionalProperties": {"type": "string"},
             "description": "Those of the same answer over HTTP, where it has a Retry-After.",
         },
-        "headers": {"type": "object", "description": "When to try again, as over HTTP."},
         "stream_id": _STREAM_ID,
     },
 }
