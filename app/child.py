@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class ChildSpec:
     """After SIGTERM it has this long to end, then it is killed."""
     ends_with: str | None = None
     """Children that stand next to one another with the same word here are ended at the same time."""
+    until_hung: Callable[[], Awaitable[None]] | None = None
+    """Begun with each start; returns when the process lives and yet does nothing any more: then it is killed."""
     takes_hangup: bool = False
     """Whether SIGHUP is passed on to it. Until it says otherwise, a child ignores that signal."""
 

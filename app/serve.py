@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ import msgspec
 from app.child import ChildSpec
 from app.config import FileConfig, GatewayConfig, check_open_mode, load_file_config
 from app.embedded_redis import EmbeddedRedis, find_server_program
+from app.heartbeat import until_hung
 from app.supervisor import Supervisor
 from engine.config import EngineConfig
 from engine.machine import available_cpus
@@ -182,7 +184,14 @@ def children(
             kernels_dir=str(options.state_dir / "kernels"),
         )
         command = python("engine", msgspec.json.encode(engine).decode())
-        specs.append(ChildSpec(_name("engine", i, options.num_engines), command, ends_with="engines"))
+        specs.append(
+            ChildSpec(
+                _name("engine", i, options.num_engines),
+                command,
+                ends_with="engines",
+                until_hung=partial(until_hung, reachable(address)),
+            )
+        )
     if listener is None:
         return specs
     gateway = GatewayConfig(

@@ -118,7 +118,7 @@ class Supervisor:
         while True:
             try:
                 await self._start(spec)
-                code = await self._processes[spec.name].wait()
+                code = await self._wait(spec)
             except OSError as e:
                 self._report(f"{spec.name} cannot be started: {e}")
                 return EXIT_CANNOT_START
@@ -135,6 +135,25 @@ class Supervisor:
                 return EXIT_GAVE_UP
             self._report(f"{spec.name} {describe_exit(code)}: starting it again in {delay_s:.1f} s")
             await self._sleep(delay_s)
+
+    async def _wait(self, spec: ChildSpec) -> int:
+        """The exit code of a child that runs; one that hangs is killed."""
+        process = self._processes[spec.name]
+        if spec.until_hung is None:
+            return await process.wait()
+        ending = asyncio.create_task(process.wait(), name=f"end of {spec.name}")
+        hanging = asyncio.ensure_future(spec.until_hung())
+        try:
+            await asyncio.wait((ending, hanging), return_when=asyncio.FIRST_COMPLETED)
+            if not ending.done():
+                hanging.result()  # raises what went wrong in it
+                self._report(f"{spec.name} does not answer any more: killing it")
+                send_signal(process, signal.SIGKILL)
+            return await ending
+        finally:
+            ending.cancel()
+            hanging.cancel()
+            await asyncio.wait((ending, hanging))
 
     async def _start(self, spec: ChildSpec) -> None:
         """Cancelled, it still waits for the child that is being started, so that nobody is left behind."""

@@ -50,6 +50,27 @@ class Watched:
         return pid
 
 
+async def test_what_hangs_is_killed_and_started_again() -> None:
+    hangs = asyncio.Event()
+
+    async def until_hung() -> None:
+        await hangs.wait()
+        hangs.clear()
+
+    watched = Watched(shell("engine", FOREVER, until_hung=until_hung), shell("gateway", FOREVER))
+    engine, gateway = await watched.pid("engine"), await watched.pid("gateway")
+    os.kill(engine, signal.SIGSTOP)
+    hangs.set()
+    assert await watched.pid("engine", other_than=engine) != engine
+    assert await watched.pid("gateway") == gateway
+    assert watched.reports == [
+        "engine does not answer any more: killing it",
+        "engine was killed by SIGKILL: starting it again in 0.1 s",
+    ]
+    watched.supervisor.stop()
+    assert await watched.running == 0
+
+
 async def test_what_dies_is_started_again() -> None:
     watched = Watched(shell("engine", FOREVER), shell("gateway", FOREVER))
     engine, gateway = await watched.pid("engine"), await watched.pid("gateway")

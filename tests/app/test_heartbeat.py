@@ -1,0 +1,59 @@
+"""Engines that live and do nothing."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.heartbeat import Heartbeat, until_hung
+
+
+def test_silence_is_counted_while_somebody_listens() -> None:
+    heartbeat = Heartbeat(timeout_s=30.0, interval_s=10.0, looked_at_s=0.0)
+    assert [heartbeat.look(now) for now in (10.0, 20.0, 29.0, 30.0)] == [False, False, False, True]
+    heartbeat.beat()
+    assert [heartbeat.look(now) for now in (40.0, 50.0, 60.0)] == [False, False, True]
+
+
+def test_whoever_was_stopped_itself_blames_nobody() -> None:
+    heartbeat = Heartbeat(timeout_s=30.0, interval_s=10.0, looked_at_s=0.0)
+    assert not heartbeat.look(100_000.0)
+    assert not heartbeat.look(0.0), "the clock was put back"
+    assert heartbeat.look(10.0)
+
+
+async def test_an_engine_that_was_stopped_is_found_and_one_that_answers_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"ipc://{tmp_path}/e"
+    answered, now, num_looks = asyncio.Event(), 0.0, 0
+    beat = Heartbeat.beat
+
+    def noted(heartbeat: Heartbeat) -> None:
+        beat(heartbeat)
+        answered.set()
+
+    monkeypatch.setattr(Heartbeat, "beat", noted)
+    engine = subprocess.Popen(  # noqa: ASYNC220 nothing waits for it
+        [sys.executable, "-m", "tests.scripted_engine", "--address", address]
+    )
+
+    async def sleep(interval_s: float) -> None:
+        nonlocal now, num_looks
+        if num_looks < 20:
+            await answered.wait()
+            answered.clear()
+        elif num_looks == 20:
+            engine.send_signal(signal.SIGSTOP)
+        now += interval_s
+        num_looks += 1
+
+    try:
+        await until_hung(address, timeout_s=50.0, interval_s=10.0, clock=lambda: now, sleep=sleep)
+        assert 20 + 4 <= num_looks <= 20 + 5  # an answer may have been on its way
+    finally:
+        engine.kill()
+        engine.wait()
