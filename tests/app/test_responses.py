@@ -210,7 +210,7 @@ async def test_an_unknown_model_is_404(http):
 
 async def test_a_prompt_that_can_never_fit_is_refused_before_anything_is_stored(gateway, http):
     error_of(await http.post("/v1/responses", json=body("x" * 5000)), 400, "context_length_exceeded")
-    assert await gateway.sessions._redis.keys("*") == []
+    assert await gateway.sessions._redis.keys("{s:*") == []  # the tenant's counters stay
 
 
 # ---- chains
@@ -440,7 +440,7 @@ async def test_an_unstored_response_ends_with_its_client(store, is_stream):
                 await asyncio.gather(waiting, return_exceptions=True)
         await gateway.engine.wait_aborted()
         await gateway.wait_no_runs()
-        assert await gateway.sessions._redis.keys("*") == []
+        assert await gateway.sessions._redis.keys("{s:*") == []  # the tenant's counters stay
 
 
 async def test_an_unstored_response_cannot_be_come_back_to(http):
@@ -520,7 +520,7 @@ async def test_delete_leaves_nothing(gateway, http):
         error_of(await http.request(method, f"/v1/responses/{d['id']}{path}"), 404, "response_not_found")
     answer = await http.post("/v1/responses", json=body(previous_response_id=d["id"]))
     error_of(answer, 400, "previous_response_not_found")
-    assert await gateway.sessions._redis.keys("*") == []
+    assert await gateway.sessions._redis.keys("{s:*") == []  # the tenant's counters stay
     assert gateway.near.num_answers == 0
 
 
@@ -532,7 +532,7 @@ async def test_delete_ends_a_running_response(store):
             reading = asyncio.create_task(sse_events(answer))
             assert (await http.delete(f"/v1/responses/{d['id']}")).status_code == 200
             assert gateway.engine.num_running == gateway.service.num_running == 0
-            assert await gateway.sessions._redis.keys("*") == []
+            assert await gateway.sessions._redis.keys("{s:*") == []  # the tenant's counters stay
             await reading  # it ends, wherever it was
 
 
