@@ -11,7 +11,7 @@ serve: $(VENV)/serve.stamp
 	$(BIN)/trunkline serve $(ARGS)
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 test-all: $(VENV)/test.stamp
 	$(BIN)/python -m pytest $(ARGS)

@@ -29,9 +29,11 @@ def letter_core(info: EngineInfo, letters: Sequence[int] = LETTERS) -> EngineCor
     return EngineCore(EngineConfig(model_dir="", check_kv=True), info, LetterRunner(info, letters))
 
 
-def letters_after(prompt_ids: Sequence[int], num_tokens: int, letters: Sequence[int] = LETTERS) -> list[int]:
+def letters_after(
+    prompt_ids: Sequence[int], num_tokens: int, letters: Sequence[int] = LETTERS, seed: int | None = None
+) -> list[int]:
     """What it says after this prompt, computed without any cache."""
     token_ids = list(prompt_ids)
     for _ in range(num_tokens):
-        token_ids.append(letters[next_token(token_ids) % len(letters)])
+        token_ids.append(letters[next_token(token_ids, seed or 0) % len(letters)])
     return token_ids[len(prompt_ids) :]

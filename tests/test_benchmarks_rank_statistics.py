@@ -21,6 +21,7 @@ def test_kinds_that_do_not_overlap() -> None:
     assert area(low, high)["p"] == area(high, low)["p"] < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_the_interval_includes_what_is_true_as_often_as_it_says(shift: float) -> None:
     """Normal values a whole standard deviation apart have an area of Phi(1 / sqrt 2) = 0.7602."""

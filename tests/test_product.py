@@ -240,7 +240,7 @@ def test_nonsense_is_a_clear_error_and_costs_nothing(product: Product, body: byt
 # ---- restarts
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.slow), "killed"])
 def test_a_conversation_survives_a_restart_of_everything(tmp_path: Path, how: str) -> None:
     """Also after kill -9 of each process at once: what was acknowledged is there, and the next turn goes on from it."""
     model = make_tiny(tmp_path / "tiny-chat")

@@ -26,7 +26,7 @@ from app.prefill import Prefill
 from engine.core import EngineCore
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
-from engine.protocol import EngineInfo
+from engine.protocol import AddRequest, EngineInfo
 from engine.text.tokenizer import Tokenizer
 from tests.app.session_store import SessionServer, session_server
 from tests.app.stateful_gateway import create, output_text, running_gateway
@@ -94,9 +94,10 @@ class World:
             await cancel_and_wait(task)
             yield Life(engine, http, len(assistant.trunk_ids))
 
-    def answer(self, prompt_ids: list[int]) -> str:
+    def answer(self, request: AddRequest) -> str:
         """Without any cache."""
-        return self.tokenizer.decode(letters_after(prompt_ids, NUM_ANSWER_TOKENS, self.letters))
+        letters = letters_after(request.prompt_ids, NUM_ANSWER_TOKENS, self.letters, request.params.seed)
+        return self.tokenizer.decode(letters)
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ class Talk:
             where, num_tokens = {"prompt": {"id": "guide"}}, None
         answer = await create(life.http, self.message, max_output_tokens=NUM_ANSWER_TOKENS, **where)
         self.answers.append(answer)
-        assert output_text(answer) == self.world.answer(life.engine.requests[-1].prompt_ids)
+        assert output_text(answer) == self.world.answer(life.engine.requests[-1])
         usage = answer["usage"]
         num_tokens = num_tokens or usage["input_tokens"]
         num_computed = (await life.engine.stats()).prompt_tokens_computed - before

@@ -10,7 +10,7 @@ from tests.app.session_store import session_server
 from tests.app.stateful_gateway import create, running_gateway
 from tests.scripted_engine import say
 
-NUM_REQUESTS = 1000
+NUM_REQUESTS = 200
 SCALARS = [None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 1.5, 1e308, -0.0, "", "x", "auto", "\x00",
            "\u2028", "😀" * 40, "resp_1", "conv_1", "{{a}}", "message", "user", "input_text", [], {}]  # fmt: skip
 NAMES = ["id", "type", "role", "content", "text", "variables", "version", "format", "a", "effort"]

@@ -90,6 +90,7 @@ def test_logits_equal_transformers(tiny: Path, tmp_path: Path, backend: str) -> 
         assert difference < 1e-4, how
 
 
+@pytest.mark.slow
 def test_logits_of_the_demo_model_equal_transformers(
     demo_gguf: Path, demo_model_fp32: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
