@@ -71,8 +71,11 @@ class Running:
                 await asyncio.sleep(0.005)
 
     async def chat(self) -> str:
+        """Asks again as long as the gateway that it comes to says that no engine is there yet."""
         body = {"model": "byte-model", "messages": [{"role": "user", "content": "hi"}]}
-        response = await self.client.post("/v1/chat/completions", json=body)
+        async with asyncio.timeout(GUARD_S):
+            while (response := await self.client.post("/v1/chat/completions", json=body)).status_code == 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
         assert response.status_code == 200, response.text
         text: str = response.json()["choices"][0]["message"]["content"]
         return text
