@@ -71,7 +71,7 @@ struct Queries {
   int num_visible;
 
   // Whether tiles for few rows do.
-  bool is_narrow() const { return num_rows <= 4; }
+  bool is_narrow() const { return num_rows <= NARROW_ROWS; }
 
   // Which token a row belongs to.
   unsigned token(int row) const { return unsigned(row) * inverse_group >> 16; }

@@ -32,14 +32,13 @@ struct Span {
   int first, num_tokens;
   int num_heads = 1;
 
-  // Calls body(token, key, value, count) for tokens [begin, end) of the span, by runs that lie side by side.
+  // Calls body(token, key, count) for the span's tokens, by runs that lie side by side; values are values_offset behind.
   template <class Body>
-  INLINE_METHOD void for_runs(int begin, int end, Body&& body) const {
-    int block = (first + begin) / cache.block_size, offset = (first + begin) % cache.block_size;
-    for (int token = begin; token < end; block++, offset = 0) {
-      const int count = std::min(cache.block_size - offset, end - token);
-      const Element* key = cache.key(table[block], kv_head, offset);
-      body(token, key, key + cache.values_offset, count);
+  INLINE_METHOD void for_runs(Body&& body) const {
+    int block = first / cache.block_size, offset = first % cache.block_size;
+    for (int token = 0; token < num_tokens; block++, offset = 0) {
+      const int count = std::min(cache.block_size - offset, num_tokens - token);
+      body(token, cache.key(table[block], kv_head, offset), count);
       token += count;
     }
   }
@@ -58,7 +57,7 @@ class Asking {
     const size_t head_bytes = size_t(cache.block_size) * cache.head_dim * sizeof(Element);
     int num_lines = 0;
     for (size_t offset : {size_t(0), cache.values_offset})
-      span.for_runs(0, span.num_tokens, [&](int, const Element* key, const Element*, int count) {
+      span.for_runs([&](int, const Element* key, int count) {
         const char* from = (const char*)(key + offset);
         const size_t num_bytes = size_t(count) * cache.head_dim * sizeof(Element);
         // heads of a whole block lie side by side
@@ -170,10 +169,10 @@ class Piece {
   // Takes the span's tokens; slots behind them are not read.
   void fill(const Span& span) {
     num_tokens_ = span.num_tokens;
-    span.for_runs(0, num_tokens_, [&](int token, const Element* key, const Element* value, int count) {
+    span.for_runs([&](int token, const Element* key, int count) {
       for (int i = 0; i < count; i++) {
         keys_of_[token + i] = key + i * head_dim_;
-        values_of_[token + i] = value + i * head_dim_;
+        values_of_[token + i] = key + span.cache.values_offset + i * head_dim_;
       }
     });
     for (int i = num_tokens_; i < round_up(num_tokens_, PANEL); i++) keys_of_[i] = values_of_[i] = ZEROS;

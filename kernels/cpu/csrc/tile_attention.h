@@ -1,8 +1,8 @@
 // Softmax attention of some query rows over a piece, on tiles.
 //
 // Scores are computed transposed, K times Q^T: a tile of 16 tokens is read where the cache has it, and 16 query rows are
-// the lanes of every vector until the weights are written as tiles of rows again. Dong et al., "FlexAttention", and
-// Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory" (2021), have the merge of parts.
+// the lanes of every vector until the weights are written as tiles of rows again. The merge of parts is that of Rabe and
+// Staats, "Self-attention Does Not Need O(n^2) Memory" (2021).
 #pragma once
 
 #include "parts.h"
@@ -102,8 +102,6 @@ INLINE float sum_of_weights(const Word* row, int num_padded) {
 
 // The same for up to four rows, whose tiles are narrow: scores [256][4], and a vector is 16 tokens of one row. A weight
 // has the same bits either way.
-constexpr int NARROW_ROWS = 4;
-
 INLINE void transpose_few_queries(const Word* rows, int stride, int depth, Word* panel) {
   for (int k = 0; k < depth; k++)
     for (int i = 0; i < NARROW_ROWS; i++) panel[k * NARROW_ROWS + i] = rows[i * stride + k];

@@ -20,6 +20,8 @@
 
 namespace trunkline {
 
+constexpr int NARROW_ROWS = 4;  // up to so many rows have tiles of their own kind
+
 #if HAS_TILES
 
 // What a system refuses.
@@ -65,8 +67,9 @@ class Tiles {
   void set_narrow(bool narrow) {
     if (narrow == is_narrow_) return;
     is_narrow_ = narrow;
+    constexpr int R = NARROW_ROWS, BYTES = NARROW_ROWS * sizeof(float);
     if (narrow)
-      configure({4, 4, 16, 16, 4, 16, 16, 16}, {64, 64, 16, 16, 64, 16, 64, 64});
+      configure({R, R, 16, 16, R, 16, 16, 16}, {64, 64, BYTES, BYTES, 64, BYTES, 64, 64});
     else
       make_full();
   }
