@@ -223,6 +223,17 @@ class ContentPartDone(_PartEvent, kw_only=True, tag="response.content_part.done"
     part: OutputText
 
 
+def ends_of_item(item: Item) -> tuple[Event, ...]:
+    """What is said of an item when its text is whole."""
+    part = item.content[0]
+    assert isinstance(part, OutputText), part
+    return (
+        TextDone(item_id=item.id, text=part.text, logprobs=part.logprobs),
+        ContentPartDone(item_id=item.id, part=part),
+        OutputItemDone(item=item),
+    )
+
+
 TERMINAL = (Completed, Incomplete, Failed)
 TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 

@@ -7,26 +7,16 @@ from typing import Any
 import msgspec
 
 from app.events import (
-    Completed,
-    ContentPartAdded,
-    ContentPartDone,
-    Created,
-    Event,
-    Failed,
-    Incomplete,
-    InProgress,
     Item,
     ItemStatus,
     LoggedEvent,
     Logprob,
-    OutputItemAdded,
-    OutputItemDone,
     OutputText,
     ResponseObject,
     TextDelta,
-    TextDone,
     number_and_encode,
 )
+from app.stored_events import events_of
 
 
 class LogLost(Exception):
@@ -78,31 +68,6 @@ class LoggedAnswer:
         it does not matter who appends them."""
         if self.has_ended:
             return []
-        missing: list[Event] = []
-        begun = msgspec.structs.replace(
-            response, status="in_progress", output=[], usage=None, error=None, incomplete_details=None,
-            completed_at=None,
-        )  # fmt: skip
-        missing += [Created(response=begun), InProgress(response=begun)]
-        for item in response.output:
-            part = item.content[0]
-            assert isinstance(part, OutputText)
-            opened = Item(id=item.id, role="assistant", content=[], status="in_progress")
-            missing += [OutputItemAdded(item=opened), ContentPartAdded(item_id=item.id, part=OutputText(text=""))]
-            if len(part.text) > len(self.text):
-                rest, logprobs = part.text[len(self.text) :], part.logprobs[len(self.logprobs) :]
-                missing.append(TextDelta(item_id=item.id, delta=rest, logprobs=logprobs))
-            missing += [
-                TextDone(item_id=item.id, text=part.text, logprobs=part.logprobs),
-                ContentPartDone(item_id=item.id, part=part),
-                OutputItemDone(item=item),
-            ]
-        match response.status:
-            case "completed":
-                missing.append(Completed(response=response))
-            case "failed":
-                missing.append(Failed(response=response))
-            case _:
-                missing.append(Incomplete(response=response))
+        missing = events_of(response, self.text, len(self.logprobs))
         unsaid = [e for e in missing if isinstance(e, TextDelta) or e.__struct_config__.tag not in self.types]
         return [number_and_encode(event, self.next_number + i) for i, event in enumerate(unsaid)]

@@ -16,7 +16,6 @@ from app.event_writer import EventSink
 from app.events import (
     Completed,
     ContentPartAdded,
-    ContentPartDone,
     Created,
     Event,
     Failed,
@@ -27,14 +26,13 @@ from app.events import (
     ItemStatus,
     Logprob,
     OutputItemAdded,
-    OutputItemDone,
     OutputText,
     ResponseError,
     ResponseObject,
     Status,
     TextDelta,
-    TextDone,
     Usage,
+    ends_of_item,
 )
 from app.generation import ChoiceDelta, Generation
 from app.ids import new_message_id
@@ -226,12 +224,8 @@ class ResponseRun:
     ) -> None:
         """The last events. The end is stored before anybody is told of it."""
         if self._has_item:
-            item = self._item("completed" if status == "completed" else "incomplete")
-            part = item.content[0]
-            assert isinstance(part, OutputText)
-            self._put(TextDone(item_id=self._item_id, text=part.text, logprobs=part.logprobs))
-            self._put(ContentPartDone(item_id=self._item_id, part=part))
-            self._put(OutputItemDone(item=item))
+            for closing in ends_of_item(self._item("completed" if status == "completed" else "incomplete")):
+                self._put(closing)
         response = self._ended(status, error=error, incomplete_details=incomplete_details)
         kept_ids = tuple(self._generation.kept_ids()) if self._has_item else ()
         node = self._node.ended(response, kept_ids, self._cache_report())

@@ -10,7 +10,6 @@ import msgspec
 from app.events import (
     Completed,
     ContentPartAdded,
-    ContentPartDone,
     Created,
     Event,
     Failed,
@@ -18,11 +17,10 @@ from app.events import (
     InProgress,
     LoggedEvent,
     OutputItemAdded,
-    OutputItemDone,
     OutputText,
     ResponseObject,
     TextDelta,
-    TextDone,
+    ends_of_item,
     number_and_encode,
 )
 
@@ -31,7 +29,10 @@ class StoredEvents:
     """A source of events, for one reader."""
 
     def __init__(self, response: ResponseObject) -> None:
-        self._events = [number_and_encode(event, number) for number, event in enumerate(_events(response))]
+        """Raises ValueError for a response that is not at its end."""
+        if response.is_running:
+            raise ValueError(f"{response.id} is still running")
+        self._events = [number_and_encode(event, number) for number, event in enumerate(events_of(response))]
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
         events, self._events = self._events[:limit], self._events[limit:]
@@ -42,10 +43,8 @@ class StoredEvents:
         return lambda: None
 
 
-def _events(response: ResponseObject) -> Iterator[Event]:
-    """Raises ValueError for one that is not at its end."""
-    if response.is_running:
-        raise ValueError(f"{response.id} is still running")
+def events_of(response: ResponseObject, text: str = "", num_logprobs: int = 0) -> Iterator[Event]:
+    """All of an ended response; the one delta leaves out `text` and `num_logprobs`, which were told before."""
     opened = msgspec.structs.replace(
         response,
         status="in_progress",
@@ -62,10 +61,8 @@ def _events(response: ResponseObject) -> Iterator[Event]:
         assert isinstance(part, OutputText), part
         yield OutputItemAdded(item=msgspec.structs.replace(item, content=[], status="in_progress"))
         yield ContentPartAdded(item_id=item.id, part=OutputText(text=""))
-        if part.text:
-            yield TextDelta(item_id=item.id, delta=part.text, logprobs=part.logprobs)
-        yield TextDone(item_id=item.id, text=part.text, logprobs=part.logprobs)
-        yield ContentPartDone(item_id=item.id, part=part)
-        yield OutputItemDone(item=item)
+        if len(part.text) > len(text):
+            yield TextDelta(item_id=item.id, delta=part.text[len(text) :], logprobs=part.logprobs[num_logprobs:])
+        yield from ends_of_item(item)
     ends = {"completed": Completed, "failed": Failed}
     yield ends.get(response.status, Incomplete)(response=response)
