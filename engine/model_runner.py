@@ -15,6 +15,7 @@ from engine.models.choose import choose_decoder, find_kernels_dir
 from engine.models.fingerprint import resolve_dtype
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
+from engine.pages_ahead import PagesAhead
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
 from engine.sampler import Sampler, not_finite
@@ -68,6 +69,9 @@ class ModelRunner:
         if config.shared_attention == "auto" and not on_gpu:
             folder = find_kernels_dir(config)
             self.node_cost = ensure_node_cost(self._decoder, shape, self._kv_shape, folder)
+        self._pages = PagesAhead(self._kv, self._decoder.touch) if isinstance(self._decoder, PackedDecoder) else None
+        if self._pages is not None:
+            self._pages.use(0)
         self._sampler = Sampler()
         self._steady: SteadyDecode | None = None
         self.identity = (dtype_name, repr(shape.rope))
@@ -119,6 +123,8 @@ class ModelRunner:
         else:
             tensors = BatchTensors.build(batch, self._kv_shape.block_size)
             plan = self._decoder.plan(tensors.attention, self._kv_shape)
+            if self._pages is not None and isinstance(plan, StepArrays):
+                self._pages.use(plan.highest_block_id)
             is_steady = isinstance(plan, StepArrays) and SteadyDecode.fits(batch, tensors)
             steady = SteadyDecode(batch, tensors, plan, self._kv_shape.block_size) if is_steady else None
         hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)

@@ -66,6 +66,7 @@ class PackedDecoder:
         )
         self._native = NativeDecoder(library, shape, num_threads, huge_pages=huge_pages)
         self.backend = library.path.stem
+        self.touch = library.touch
         self._embedding = weights.tensor("model.embed_tokens.weight").clone()
         self._cosines, self._sines = (t.contiguous() for t in rope_table(config.rope, config.head_dim, num_positions))
         head = self._embedding if config.tie_word_embeddings else weights.tensor("lm_head.weight").contiguous()

@@ -154,6 +154,8 @@ class NativeLibrary:
         library.trunkline_create.argtypes = [_POINTER]
         library.trunkline_destroy.restype = None
         library.trunkline_destroy.argtypes = [_POINTER]
+        library.trunkline_touch.restype = None
+        library.trunkline_touch.argtypes = [_POINTER, ctypes.c_size_t]
         for name, arguments in {
             "set_outer": [_POINTER, _POINTER],
             "set_layer": [_POINTER, _INT, _POINTER],
@@ -167,6 +169,10 @@ class NativeLibrary:
             function.restype = ctypes.c_int
             function.argtypes = arguments
         self.functions = library
+
+    def touch(self, address: int, num_bytes: int) -> None:
+        """Takes pages of memory; what others write there meanwhile stays."""
+        self.functions.trunkline_touch(address, num_bytes)
 
 
 class NativeDecoder:

@@ -43,6 +43,11 @@ int trunkline_greedy(void* decoder, const float* residual, int num_rows, int32_t
 int trunkline_attention(void* decoder, int layer, const TrunklineStep* step, const void* q, void* out) {
   return guarded([&] { ((Decoder*)decoder)->attention(layer, *step, (const Element*)q, (Element*)out); });
 }
+// Takes the pages of memory that nobody has written yet; what is written meanwhile stays.
+void trunkline_touch(char* data, size_t num_bytes) {
+  constexpr size_t PAGE_BYTES = 4096;
+  for (size_t i = 0; i < num_bytes; i += PAGE_BYTES) __atomic_fetch_or(data + i, 0, __ATOMIC_RELAXED);
+}
 int trunkline_linear(void* decoder, int layer, int which, const void* x, int num_rows, float* out) {
   return guarded([&] { ((Decoder*)decoder)->linear(layer, which, (const Element*)x, num_rows, out); });
 }
