@@ -124,7 +124,7 @@ def serve(
         ),
     ] = 0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at a time; others wait.")] = 64,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 576,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
     kernels: Annotated[
         Kernels, typer.Option(help="auto: the fastest that work here; reference: plain torch, slow.")

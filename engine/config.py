@@ -57,7 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int | None = None
     """None: from the memory that is free."""
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 576
+    """512 tokens of prompts beside a full batch of decode rows."""
     max_waiting: int = 4096
     """Requests of one tenant that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
