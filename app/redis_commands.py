@@ -1,8 +1,9 @@
 """Commands to Redis, each in a task of its own with one deadline for everything.
 
 So no connection to Redis is left between a command and its reply when a client's connection ends, and nobody waits for
-longer than the deadline: for a free connection, connecting, the reply and a few quick retries together. A command whose
-reply was lost runs once more, so none may mean something else the second time.
+longer than the deadline: for a free connection, connecting, the reply and a few quick retries together. Time in which
+this process is stopped does not count: the reply may be there. A command whose reply was lost runs once more, so none
+may mean something else the second time.
 """
 
 import asyncio
@@ -16,6 +17,8 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from app.patience import Patience
 
 T = TypeVar("T")
 
@@ -83,7 +86,7 @@ class RedisCommands:
 
 async def _in_time(command: Coroutine[Any, Any, T], timeout_s: float) -> T:
     try:
-        async with asyncio.timeout(timeout_s):
+        async with Patience(timeout_s):
             return await command
     except TimeoutError:
         raise RedisTimeoutError(f"no reply within {timeout_s:g} s") from None
