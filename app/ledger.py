@@ -47,13 +47,15 @@ class Ledger:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write(), name="usage ledger")
 
-    async def flush(self) -> None:
-        """Returns when all that was added has been written, or could not be written now; then it is tried again."""
+    async def flush(self) -> bool:
+        """Returns when all that was added has been written, or could not be written now: then it is tried again, and
+        this is False."""
         wanted = self._waiting.copy()
         while self._writing is not None and any(self._waiting.get(i) is record for i, record in wanted.items()):
             await self._attempt.wait()
             if self._has_failed:
-                return
+                return False
+        return True
 
     async def close(self) -> None:
         """After a last attempt."""

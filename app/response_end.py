@@ -17,21 +17,25 @@ NOT_STORED = ResponseError(message="The answer could not be stored: the session 
 
 
 async def store_end(
-    sessions: Sessions, node: ResponseNode, flush_usage: Callable[[], Awaitable[None]]
+    sessions: Sessions, node: ResponseNode, flush_usage: Callable[[], Awaitable[bool]]
 ) -> ResponseError | None:
-    """None where it is stored, or need not be. Raises TakenOver."""
+    """None where it is stored, or need not be. Raises TakenOver.
+
+    What it used is recorded first: if this gateway is killed after its end is stored, nobody records it any more. Only
+    the last attempt stores an end whose usage is not recorded yet.
+    """
     if not node.response.store:
         return None
-    await flush_usage()  # once the end is stored, nobody would record it any more
     for pause_s in (*STORE_END_PAUSES_S, None):
-        try:
-            finished = await sessions.finish(node)
-        except SessionsUnavailable as e:
-            logger.warning("the end of %s is not stored yet: %s", node.id, e.reason)
-        else:
-            if finished is Finished.TAKEN:
-                raise TakenOver
-            return None
+        if await flush_usage() or pause_s is None:
+            try:
+                finished = await sessions.finish(node)
+            except SessionsUnavailable as e:
+                logger.warning("the end of %s is not stored yet: %s", node.id, e.reason)
+            else:
+                if finished is Finished.TAKEN:
+                    raise TakenOver
+                return None
         if pause_s is not None:
             await asyncio.sleep(pause_s)
     return NOT_STORED

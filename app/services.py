@@ -66,10 +66,9 @@ class Services:
             await self.tenant_store.close()
         self.prompts.close()
 
-    async def flush_usage(self) -> None:
-        """Returns when the usage of all that has ended is recorded, or could not be recorded now."""
-        if self.ledger is not None:
-            await self.ledger.flush()
+    async def flush_usage(self) -> bool:
+        """Returns when the usage of all that has ended is recorded, or could not be recorded now: then it is False."""
+        return self.ledger is None or await self.ledger.flush()
 
     @property
     def current(self) -> Configured:
