@@ -38,7 +38,7 @@ from app.resubmission import Resubmission
 from app.scopes import Scopes, ensure_secret
 from app.send_once import SendOnce
 from app.services import Services
-from app.stateful import response_service
+from app.stateful import OpenStateful, response_service
 from app.tenant_store import TenantStore
 from app.tickets import Tickets
 from engine.client import EngineClient
@@ -180,12 +180,14 @@ def _ledger(redis_url: str, live: LiveConfig) -> Ledger:
 
 
 @contextlib.asynccontextmanager
-async def stateful_routes(services: Services) -> AsyncIterator[Sequence[BaseRoute]]:
+async def stateful_routes(
+    services: Services, open_stateful: OpenStateful = response_service
+) -> AsyncIterator[Sequence[BaseRoute]]:
     """The Responses API over the session store."""
     if services.config.redis_url is None:
         yield []
         return
-    async with response_service(services, services.config.redis_url, owner=secrets.token_hex(16)) as stateful:
+    async with open_stateful(services, services.config.redis_url, owner=secrets.token_hex(16)) as stateful:
         services.drain.add_end(stateful.service.finish)
         sender = SendOnce(stateful.service, IdempotencyKeys(stateful.commands))
         responses = Responses(services, stateful.service, sender)
@@ -232,7 +234,7 @@ def _report_failure(task: asyncio.Task[None]) -> None:
         logger.error("%s failed", task.get_name(), exc_info=error)
 
 
-async def serve(config: GatewayConfig) -> None:
+async def serve(config: GatewayConfig, open_stateful: OpenStateful = response_service) -> None:
     """Runs until a signal comes. Raises ConfigError or EngineError, with one sentence, if it cannot start."""
     file_config = load_file_config(config.config_path)
     check_open_mode(config.host, file_config)
@@ -243,7 +245,7 @@ async def serve(config: GatewayConfig) -> None:
     for engine in engines.values():
         await engine.start()
     try:
-        async with following_configuration(services), stateful_routes(services) as routes:
+        async with following_configuration(services), stateful_routes(services, open_stateful) as routes:
             app = create_app(services, [*routes, *page.routes()])
             gc.collect()
             gc.freeze()  # what was built here lives as long as the process

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from app.announcements import Announcements
 from app.conversation_store import ConversationStore
@@ -29,6 +29,14 @@ class Stateful:
     log: SharedEventLog
     near: MemoryEventLog
     commands: RedisCommands
+
+
+class OpenStateful(Protocol):
+    """What `response_service` is to a gateway."""
+
+    def __call__(
+        self, services: Services, redis_url: str, *, owner: str
+    ) -> contextlib.AbstractAsyncContextManager[Stateful]: ...
 
 
 @contextlib.asynccontextmanager

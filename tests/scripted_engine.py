@@ -12,8 +12,9 @@ and as a process, behind the real `engine.process` loop::
     python -m tests.scripted_engine --address ipc:///tmp/x --script script.json --model-dir M
 
 where script.json is a list of items, the same for each request: 65, "text", {"pause": null}, {"pause": 0.01},
-{"fail": "message"}, {"die": "reason"}; without it the prompt is echoed. `release_request()`, submitted by any client,
-lets all that run pass one Pause each.
+{"fail": "message"}, {"die": "reason"}, {"echo": 0.01} (the last message, byte by byte, with that pause after each),
+{"by_choice": [[...], [...]]} (the items of each choice); without it the prompt is echoed. `release_request()`,
+submitted by any client, lets all that run pass one Pause each.
 
 A script gives, for each request, items: an int (one token id), bytes (their byte tokens, in one output), a list of ids
 (in one output), `Pause`, `Fail`, `Die`. After the last item the answer ends as with a model that draws its end token.
@@ -21,6 +22,7 @@ A script gives, for each request, items: an int (one token id), bytes (their byt
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -278,7 +280,22 @@ class ScriptedProcessCore(ScriptedCore):
             raise
 
 
+def echo_last_message(request: AddRequest, pause_s: float) -> Iterable[Item]:
+    ids = request.prompt_ids[: max(i for i, token_id in enumerate(request.prompt_ids) if token_id == IM_END)]
+    message = bytes(ids[max(i for i, token_id in enumerate(ids) if token_id == IM_START) + 1 :])
+    for byte in message.partition(b"\n")[2]:
+        yield from (byte, Pause(pause_s))
+
+
 def script_from_json(data: bytes) -> Script:
+    def items(value: object, request: AddRequest) -> Iterable[Item]:
+        match value:
+            case {"echo": float() | int() as seconds}:
+                return echo_last_message(request, seconds)
+            case {"by_choice": [*choices]}:
+                return itertools.chain.from_iterable(items(value, request) for value in choices[request.choice])
+        return [item(value)]
+
     def item(value: object) -> Item:
         match value:
             case int():
@@ -293,10 +310,12 @@ def script_from_json(data: bytes) -> Script:
                 return Die(reason)
         raise ValueError(f"not an item of a script: {value!r}")
 
-    items = [item(value) for value in json.loads(data)]
+    values = json.loads(data)
 
     def script(request: AddRequest) -> Iterable[Item]:
-        return [] if request.request_id.startswith(RELEASE_ID) else items
+        if request.request_id.startswith(RELEASE_ID):
+            return []
+        return itertools.chain.from_iterable(items(value, request) for value in values)
 
     return script
 

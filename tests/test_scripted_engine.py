@@ -9,7 +9,18 @@ from engine.errors import EngineDeadError
 from engine.protocol import END, AddRequest, FinishReason, PinTrunk, RequestOutput, Scope
 from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
-from tests.scripted_engine import IM_END, Die, Fail, Pause, ScriptedEngineClient, byte_model_info, make_byte_model, say
+from tests.scripted_engine import (
+    IM_END,
+    IM_START,
+    Die,
+    Fail,
+    Pause,
+    ScriptedEngineClient,
+    byte_model_info,
+    make_byte_model,
+    say,
+    script_from_json,
+)
 
 
 def request(text: str = "abc", request_id: str = "r", **params: object) -> AddRequest:
@@ -78,6 +89,15 @@ async def test_failure_refusal_and_death() -> None:
     engine.revive()
     await ready
     assert engine.info == byte_model_info()
+
+
+def test_a_script_in_json_may_depend_on_the_request() -> None:
+    script = script_from_json(b'[{"by_choice": [[{"echo": 0.5}], [65, {"pause": null}, "b"]]}, "."]')
+    chat = request()
+    chat.prompt_ids = [IM_START, *b"user\nno", IM_END, IM_START, *b"user\nhi", IM_END, IM_START, *b"assistant\n"]
+    assert list(script(chat)) == [ord("h"), Pause(0.5), ord("i"), Pause(0.5), b"."]
+    chat.choice = 1
+    assert list(script(chat)) == [65, Pause(), b"b", b"."]
 
 
 async def test_pins_come_again_after_a_death() -> None:

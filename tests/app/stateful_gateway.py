@@ -39,6 +39,8 @@ from tests.scripted_engine import Pause, Script, ScriptedEngineClient, byte_mode
 
 KEY_A = "key-of-tenant-a"
 KEY_B = "key-of-tenant-b"
+GUARD_S = 600
+"""Against hanging; on a busy machine everything may stand still for minutes."""
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 SUPPORT = "You are the support desk of a small shop. Be brief and kind."
 
@@ -77,11 +79,11 @@ class Gateway:
 
     def http(self, key: str | None = KEY_A) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=60, trust_env=False)
+        return httpx.AsyncClient(base_url=self.base_url, headers=headers, timeout=GUARD_S, trust_env=False)
 
     def socket(self, key: str | None = KEY_A, **options) -> connect:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        options.setdefault("max_size", None)
+        options = {"max_size": None, "open_timeout": GUARD_S, **options}
         return connect(
             f"ws://127.0.0.1:{self.port}/v1/responses",
             additional_headers=headers,
@@ -91,8 +93,8 @@ class Gateway:
         )
 
     async def wait_no_runs(self) -> None:
-        """Until no response runs; the time only guards against hanging."""
-        async with asyncio.timeout(30):
+        """Until no response runs."""
+        async with asyncio.timeout(GUARD_S):
             while self.service.num_running:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
@@ -212,7 +214,7 @@ async def send_create(ws, text="Hi", /, **fields):
 
 
 async def receive(ws):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GUARD_S):
         return json.loads(await ws.recv())
 
 
