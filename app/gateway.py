@@ -41,6 +41,7 @@ from app.services import Services
 from app.stateful import OpenStateful, response_service
 from app.tenant_store import TenantStore
 from app.tickets import Tickets
+from app.websocket_protocol import WebSocketProtocol
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.prepared import PreparedModel
@@ -117,7 +118,7 @@ def uvicorn_config(app: Starlette, *, shutdown_s: float = LAST_WORDS_S, log_leve
     return uvicorn.Config(
         app,
         http="httptools",
-        ws="websockets-sansio",
+        ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME_BYTES,
         ws_ping_interval=WS_PING_S,
         ws_ping_timeout=WS_PING_S,
