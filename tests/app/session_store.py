@@ -8,8 +8,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from app.sessions import Sessions
 from tests import needs
+
+on_both_servers = pytest.mark.parametrize("store", ["embedded", "redis-server"], indirect=True)
+"""A test with a gateway, over the embedded server and over a real Redis."""
 
 
 def server_program() -> Path:

@@ -7,13 +7,6 @@ import pytest
 from app import announcements as module
 from app.announcements import Announcements
 from app.redis_commands import RedisCommands
-from tests.app.session_store import session_server
-
-
-@pytest.fixture
-async def server():
-    async with session_server() as server:
-        yield server
 
 
 @pytest.fixture

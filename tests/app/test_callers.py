@@ -6,7 +6,6 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from app.config import FileConfig, TenantConfig, hash_key
-from tests.app.session_store import session_server
 from tests.app.stateful_gateway import (
     FILE_CONFIG,
     KEY_A,
@@ -19,12 +18,6 @@ from tests.app.stateful_gateway import (
     send_create,
 )
 from tests.scripted_engine import say
-
-
-@pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
 
 
 @pytest.fixture

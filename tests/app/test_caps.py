@@ -13,32 +13,13 @@ from app.errors import RateLimited
 from app.quota import Quota
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
-from tests import needs
+from tests.app.clock import Clock
 from tests.app.session_store import SessionProxy, SessionServer, session_server
 from tests.app.stateful_gateway import body, receive, receive_until, running_gateway, send_create
 from tests.scripted_engine import Pause
 
 TWO = Tenant("a", quota=Quota(max_connections=2, max_answers=2))
 KEY_A, KEY_B = "key-of-tenant-a", "key-of-tenant-b"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["embedded", "redis-server"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[SessionServer]:
-    async with session_server(needs.redis_server() if request.param == "redis-server" else None) as server:
-        yield server
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,6 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList, Message
 from openai.types.responses import Response
 
-from tests.app.session_store import session_server
 from tests.app.stateful_gateway import (
     KEY_A,
     KEY_B,
@@ -29,21 +28,9 @@ PATH = "/v1/conversations"
 
 
 @pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(store):
     async with running_gateway(store, say(HELLO)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def http(gateway):
-    async with gateway.http() as client:
-        yield client
 
 
 async def new(http, *texts, **fields):

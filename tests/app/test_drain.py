@@ -12,7 +12,7 @@ from websockets.exceptions import InvalidStatus
 
 from app.drain import Drain
 from tests.app.serving import CHAT, chat_body, sse_data
-from tests.app.session_store import SessionServer, session_server
+from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import (
     TERMINAL,
     Gateway,
@@ -29,12 +29,6 @@ from tests.scripted_engine import Pause, Script
 
 HELLO: Script = lambda request: [b"Hel", Pause(), b"lo"]  # noqa: E731
 Starts = Callable[..., AbstractAsyncContextManager[Gateway]]
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SessionServer]:
-    async with session_server() as server:
-        yield server
 
 
 @asynccontextmanager

@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 from app.event_log import CursorLost, EventsNotHeld, MemoryEventLog
 from app.event_writer import EventWriter, LogCursor, Mailbox, Waiter
 from app.events import Completed, Created, LoggedEvent, ResponseObject, TextDelta, number_and_encode
+from tests.app.clock import Clock
 
 RESPONSE = ResponseObject(id="resp_1", created_at=1, status="in_progress", model="m")
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def make_log(**bounds):

@@ -15,19 +15,12 @@ from app.redis_commands import RedisCommands, SessionsUnavailable
 from app.usage_export import Format, export
 from app.usage_record import CSV_HEAD, UsageRecord, to_csv
 from engine.protocol import AddRequest
-from tests import needs
-from tests.app.session_store import SessionServer, session_server
+from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import body, running_gateway
 from tests.app.test_usage_record import record
 from tests.scripted_engine import Die, Fail, Item, Pause
 
 EVER = {"since": datetime.date(1970, 1, 1), "until": datetime.date(9999, 1, 1)}
-
-
-@pytest.fixture(params=["embedded", "redis-server"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[SessionServer]:
-    async with session_server(needs.redis_server() if request.param == "redis-server" else None) as server:
-        yield server
 
 
 @asynccontextmanager

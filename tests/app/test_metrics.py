@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.metrics import AnswerMeter, Metrics
 from engine.protocol import BlockStats, EngineStats
+from tests.app.clock import Clock
 from tests.byte_model import byte_model_info
 
 STATS = EngineStats(
@@ -17,13 +18,6 @@ STATS = EngineStats(
     preemptions=1,
     steps=40,
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def samples(metrics: Metrics, stats: EngineStats | None = None) -> dict[str, float]:

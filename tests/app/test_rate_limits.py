@@ -15,7 +15,7 @@ from app.quota import DAY_S, Levels, Quota, reserve, settle
 from app.rate_limits import RateLimits
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
-from tests import needs
+from tests.app.clock import Clock
 from tests.app.session_store import SessionProxy, SessionServer, session_server
 from tests.app.stateful_gateway import body, receive_until, running_gateway, send_create
 from tests.scripted_engine import Pause, say
@@ -24,23 +24,9 @@ START = 20_000 * DAY_S + 3600.0
 KEY_A, KEY_B = "key-of-tenant-a", "key-of-tenant-b"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["embedded", "redis-server"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[SessionServer]:
-    async with session_server(needs.redis_server() if request.param == "redis-server" else None) as server:
-        yield server
+    return Clock(START)
 
 
 @contextlib.asynccontextmanager

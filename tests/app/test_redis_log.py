@@ -10,15 +10,9 @@ from app.redis_commands import RedisCommands
 from app.redis_log import Append, Outcome, RedisEventLog
 from app.response_node import ResponseNode
 from app.sessions import Sessions
-from tests.app.session_store import SessionProxy, session_server
+from tests.app.session_store import SessionProxy
 
 LOGGED, TAKEN, LOST = Outcome.LOGGED, Outcome.TAKEN, Outcome.LOST
-
-
-@pytest.fixture
-async def server():
-    async with session_server() as server:
-        yield server
 
 
 class Stage:

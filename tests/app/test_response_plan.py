@@ -7,7 +7,6 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response
 
 from app.config import AssistantConfig, FileConfig
-from tests.app.session_store import session_server
 from tests.app.stateful_gateway import FILE_CONFIG, body, create, output_text, prompt_of, running_gateway
 from tests.app.test_responses import error_of
 from tests.scripted_engine import say
@@ -23,21 +22,9 @@ WITH_VARIABLES = FileConfig(tenants=FILE_CONFIG.tenants, assistants=(*FILE_CONFI
 
 
 @pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(store):
     async with running_gateway(store, say("Yes."), file_config=WITH_VARIABLES, max_model_len=400) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def http(gateway):
-    async with gateway.http() as client:
-        yield client
 
 
 # ---- variables

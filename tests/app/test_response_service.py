@@ -9,17 +9,10 @@ from app.errors import ApiError
 from app.event_writer import Waiter
 from app.sessions import SessionsUnavailable
 from app.tenants import Tenant
-from tests.app.session_store import session_server
 from tests.app.stateful_gateway import body, create, deltas, output_text, resume, running_gateway
 from tests.scripted_engine import Pause, say
 
 A = Tenant("a")
-
-
-@pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
 
 
 async def test_leases_are_renewed_while_answers_run_and_only_then(store):

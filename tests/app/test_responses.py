@@ -9,7 +9,8 @@ import pytest
 from openai.types.responses import Response, ResponseItemList
 
 from app.ids import try_parse_response_id
-from tests.app.session_store import session_server
+from tests.app.clock import Clock
+from tests.app.session_store import on_both_servers
 from tests.app.stateful_gateway import (
     KEY_A,
     KEY_B,
@@ -21,8 +22,10 @@ from tests.app.stateful_gateway import (
     deltas,
     output_text,
     prompt_of,
+    receive,
     resume,
     running_gateway,
+    send_create,
     sse_events,
     stream,
     validate_event,
@@ -33,21 +36,9 @@ HELLO = "Hällo!"
 
 
 @pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(store):
     async with running_gateway(store, say(HELLO), num_cached_tokens=4) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def http(gateway):
-    async with gateway.http() as client:
-        yield client
 
 
 def error_of(answer, status, code=None):
@@ -302,6 +293,7 @@ async def test_a_running_parent_is_409_and_its_siblings_may_start(store):
         await gateway.wait_no_runs()
 
 
+@on_both_servers
 async def test_a_conversation_survives_a_restart_of_everything(store):
     async with running_gateway(store, say("one")) as gateway, gateway.http() as http:
         a = await create(http, "My name is Ada.")
@@ -333,6 +325,7 @@ async def test_a_response_that_its_gateway_left_behind_is_found_failed(store):
 # ---- streams that are cut
 
 
+@on_both_servers
 async def test_b36_a_cut_stream_is_resumed_exactly(store):
     text = "The lighthouse keeper's storm. " * 4
     async with running_gateway(store, say(text)) as gateway, gateway.http() as http:
@@ -348,6 +341,7 @@ async def test_b36_a_cut_stream_is_resumed_exactly(store):
             assert stored == events[-1]["response"]
 
 
+@on_both_servers
 async def test_b36_two_listeners_see_the_same(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.http() as http:
         d = await create(http, background=True)
@@ -361,13 +355,7 @@ async def test_b36_two_listeners_see_the_same(store):
 
 
 async def test_a_finished_answer_is_replayed_until_ten_minutes_after_its_end(store):
-    class Clock:
-        now = 0.0
-
-        def __call__(self):
-            return self.now
-
-    clock = Clock()
+    clock = Clock(0.0)
     async with running_gateway(store, say("hello"), clock=clock) as gateway, gateway.http() as http:
         events = await stream(http)
         response_id = events[-1]["response"]["id"]
@@ -599,7 +587,8 @@ async def test_all_streams_go_on_when_the_engine_dies(store):
         await gateway.wait_no_runs()
 
 
-async def test_without_a_session_store_new_state_is_503_and_unstored_answers_go_on(store):
+@on_both_servers
+async def test_b39_without_a_session_store_new_state_is_503_and_unstored_answers_go_on(store):
     async with running_gateway(store, say("ok")) as gateway, gateway.http() as http:
         d = await create(http)
         await store.kill()
@@ -612,7 +601,8 @@ async def test_without_a_session_store_new_state_is_503_and_unstored_answers_go_
         assert (await http.get(f"/v1/responses/{d['id']}")).json() == d
 
 
-async def test_an_answer_that_ends_while_the_store_restarts_is_stored(store):
+@on_both_servers
+async def test_b39_an_answer_that_ends_while_the_store_restarts_is_stored(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.http() as http:
         reading = asyncio.create_task(stream(http))
         await gateway.engine.wait_paused()
@@ -633,6 +623,45 @@ async def test_closing_the_service_ends_what_runs_as_failed(store):
         found = (await http.get(f"/v1/responses/{d['id']}")).json()
         assert (found["status"], output_text(found)) == ("failed", "a")
         error_of(await http.post("/v1/responses", json=body()), 503, "shutting_down")
+
+
+PATTERNS = [
+    {"guided_regex": "foo**"},
+    {"guided_regex": "["},
+    {"guided_regex": "(?<x"},
+    {"guided_grammar": "root ::= root"},
+    {"guided_json": {"type": "nope"}},
+    {"guided_json": {"properties": {f"p{i}": {"type": "string"} for i in range(5000)}}},
+    {"structured_outputs": {"regex": "(a*)*b"}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "http://nowhere"}}}},
+]
+
+
+async def test_b46_no_pattern_reaches_the_engine_and_a_neighbour_is_unharmed(store):
+    """Grammars are not built: each is refused by its name on every route, valid or not, and none is ignored."""
+    async with running_gateway(store, lambda r: [b"Hel", Pause(), b"lo"]) as gateway:  # noqa: SIM117
+        async with gateway.http() as http, gateway.socket() as ws:
+            neighbour = asyncio.create_task(stream(http))
+            await gateway.engine.wait_paused()
+            asked = {
+                "/v1/chat/completions": {"model": "byte-model", "messages": [{"role": "user", "content": "Hi"}]},
+                "/v1/completions": {"model": "byte-model", "prompt": "Hi"},
+                "/v1/responses": body(),
+            }
+            for pattern in PATTERNS:
+                for path, fields in asked.items():
+                    for is_stream in (False, True):
+                        answer = await http.post(path, json={**fields, "stream": is_stream, **pattern})
+                        error = error_of(answer, 400, "unsupported_parameter")
+                        assert error["param"] == next(iter(pattern))
+                await send_create(ws, **pattern)
+                event = await receive(ws)
+                assert (event["status"], event["error"]["param"]) == (400, next(iter(pattern)))
+            as_text = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "nope"}}}
+            error_of(await http.post("/v1/responses", json=body(text=as_text)), 400, "unsupported_parameter")
+            assert len(gateway.engine.requests) == 1
+            gateway.engine.release()
+            assert deltas(await neighbour) == "Hello"
 
 
 # ---- tenants
@@ -663,6 +692,7 @@ async def test_b42_another_tenants_id_is_answered_like_an_unknown_one(gateway, h
     assert (await http.get(f"/v1/responses/{d['id']}")).json() == d
 
 
+@on_both_servers
 async def test_b42_another_tenant_cannot_stop_or_read_a_running_answer(store):
     async with running_gateway(store, lambda r: [b"a", Pause(), b"b"]) as gateway, gateway.http() as http:
         d = await create(http, background=True)

@@ -7,7 +7,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from app.idempotency import ABANDONED_MS, Claim, find_key
 from app.ids import new_response_id
-from tests.app.session_store import session_server
+from tests.app.session_store import on_both_servers
 from tests.app.stateful_gateway import (
     KEY_A,
     assert_contiguous,
@@ -31,21 +31,9 @@ KEY = {"Idempotency-Key": "message-1"}
 
 
 @pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
-
-
-@pytest.fixture
 async def gateway(store):
     async with running_gateway(store, say(HELLO)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def http(gateway):
-    async with gateway.http() as client:
-        yield client
 
 
 async def post(http, text="Hi", /, headers=KEY, **fields):
@@ -65,6 +53,7 @@ async def test_b50_the_second_of_two_is_given_the_first_ones_answer(gateway, htt
     assert len(gateway.engine.requests) == 1
 
 
+@on_both_servers
 async def test_b50_a_double_click_is_one_generation(store):
     async with running_gateway(store, IN_TWO) as gateway, gateway.http() as http:
         sends = [asyncio.create_task(post(http)) for _ in range(8)]

@@ -11,13 +11,7 @@ from app.events import InputText, Item, OutputText, Prompt, ResponseError, Respo
 from app.ids import new_response_id
 from app.response_node import HistoryMessage, ResponseNode
 from app.sessions import Finished, Renewed, Sessions, SessionsUnavailable, Taken
-from tests.app.session_store import SessionProxy, connected, session_server
-
-
-@pytest.fixture
-async def server():
-    async with session_server() as server:
-        yield server
+from tests.app.session_store import SessionProxy, connected
 
 
 @pytest.fixture
@@ -213,7 +207,22 @@ async def test_what_was_acknowledged_survives_kill_9(server):
         assert [f.input for f in found] == [n.input for n in created[10:]]
 
 
-async def test_without_a_server_the_answer_is_unavailable_and_it_recovers(server):
+async def test_b39_connections_that_a_restart_has_closed_are_made_anew_and_nobody_sees_it(server):
+    """Ten connections are in use when the server dies; the ten commands after its restart all succeed, also those
+    whose connection was still taken for a good one."""
+    async with connected(server, max_connections=10) as sessions:
+        nodes = [answered(node(str(i))) for i in range(10)]
+        for n in nodes:
+            await sessions.create(n)
+        for _ in range(2):
+            assert await asyncio.gather(*(sessions.find("a", n.id) for n in nodes)) == nodes
+            assert len(await sessions._redis.client_list()) == 10
+            await server.kill()
+            await server.start()
+        assert await asyncio.gather(*(sessions.find("a", n.id) for n in nodes)) == nodes
+
+
+async def test_b39_without_a_server_the_answer_is_unavailable_and_it_recovers(server):
     async with connected(server) as sessions:
         n = node()
         await sessions.create(n)

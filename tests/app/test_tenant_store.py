@@ -1,6 +1,7 @@
 """What gateways know in common about a tenant, on the embedded server and on another one."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,17 +14,11 @@ from app.redis_commands import SessionsUnavailable
 from app.tenant_store import TenantStore
 from app.tenants import Tenants
 from app.tickets import Tickets
-from tests import needs
-from tests.app.session_store import SessionProxy, SessionServer, session_server
+from tests.app.session_store import SessionProxy, SessionServer
 
 KEY = hash_key("key-a-one")
+LEASE_S = 15.0
 TENANTS = Tenants(FileConfig.model_validate({"tenants": [{"id": "a", "key": "key-a-one"}]}))
-
-
-@pytest.fixture(params=["embedded", "redis-server"])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[SessionServer]:
-    async with session_server(needs.redis_server() if request.param == "redis-server" else None) as server:
-        yield server
 
 
 @asynccontextmanager
@@ -101,3 +96,24 @@ async def test_b40_keys_carry_the_tenant_as_hash_tag_and_expire(server: SessionS
         keys = await store._commands.redis.keys("*")
         assert keys == [b"{t:a}:ticket:one"]
         assert await store._commands.redis.ttl(keys[0]) > 0
+
+
+async def test_what_a_gateway_holds_counts_while_it_was_said_lately_whichever_way_the_clock_goes(
+    server: SessionServer,
+) -> None:
+    """The script against a model of it. What was said in the future, before the clock went back, is forgotten too."""
+    draw = random.Random(11)
+    async with connected(server.url) as store:
+        for trial in range(8):
+            said: dict[str, tuple[float, int, int]] = {}
+            now = 1_800_000_000.0
+            for _ in range(40):
+                now += draw.choice([0, 0.4, 5, 14.75, 15, 16, -0.5, -10, -7200])
+                owner, own = draw.choice("abc"), (draw.randint(0, 3), draw.randint(0, 3))
+                said = {who: held for who, held in said.items() if who == owner or 0 <= now - held[0] < LEASE_S}
+                others = [held for who, held in said.items() if who != owner]
+                expected = sum(held[1] for held in others), sum(held[2] for held in others)
+                assert await store.hold(f"t{trial}", owner, own, LEASE_S, now) == expected
+                said[owner] = (now, *own)
+                if not any(own):
+                    del said[owner]

@@ -1,5 +1,6 @@
 """Tickets: for one key, for a short time, once."""
 
+import asyncio
 import base64
 
 import pytest
@@ -10,27 +11,14 @@ from app.config import FileConfig, hash_key
 from app.errors import Unauthorized
 from app.tenants import Tenants
 from app.tickets import MAX_SKEW_S, TICKET_BYTES, TICKET_S, Tickets
+from tests.app.clock import NOW, Clock
 
 SECRET = b"s" * 32
-NOW = 1_800_000_000.0
 ONE, TWO = "key-a-one", "key-a-two"
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def tenants(*keys: str) -> Tenants:
     return Tenants(FileConfig.model_validate({"tenants": [{"id": "a", "keys": list(keys)}]}))
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -92,6 +80,35 @@ async def test_a_used_ticket_stays_used_when_the_clock_is_put_back(tickets: Tick
     assert "has expired" in await refusal(tickets, text, tenants(ONE))
     clock.now = NOW + 1
     assert "has been used" in await refusal(tickets, text, tenants(ONE))
+
+
+CLOCK_STEPS = st.sampled_from([0, 0.5, 7, 59, 60, 3600, -0.5, -4, -6, -3600])
+
+
+@given(st.lists(st.tuples(CLOCK_STEPS, st.integers(0, 5)), max_size=60))
+def test_a_ticket_is_good_once_while_it_is_young_whichever_way_the_clock_goes(steps: list[tuple[float, int]]) -> None:
+    """Each step moves the clock, gives a new ticket and brings an earlier one."""
+
+    async def walk() -> None:
+        clock = Clock()
+        tickets = Tickets(SECRET, None, now=clock)
+        given_at: list[int] = []
+        texts: list[str] = []
+        used: set[int] = set()
+        for step_s, back in steps:
+            clock.now += step_s
+            given_at.append(int(clock.now))
+            texts.append(tickets.issue(hash_key(ONE)).text)
+            which = max(0, len(texts) - 1 - back)
+            is_young = -MAX_SKEW_S <= clock.now - given_at[which] < TICKET_S
+            if is_young and which not in used:
+                assert await tickets.redeem(texts[which], tenants(ONE)) == hash_key(ONE)
+                used.add(which)
+            else:
+                why = "has been used" if is_young else "has expired"
+                assert why in await refusal(tickets, texts[which], tenants(ONE))
+
+    asyncio.run(walk())
 
 
 async def test_the_used_ones_that_are_known_are_bounded(tickets: Tickets, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from app.ids import try_parse_response_id
-from tests.app.session_store import session_server
+from tests.app.session_store import on_both_servers
 from tests.app.stateful_gateway import (
     TERMINAL,
     assert_contiguous,
@@ -28,12 +28,6 @@ from tests.app.stateful_gateway import (
 from tests.scripted_engine import Pause
 
 TEXT = "The lighthouse keeper's storm: ünïcödé and 灯台. "
-
-
-@pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
 
 
 @contextlib.asynccontextmanager
@@ -149,6 +143,7 @@ async def test_b36_cut_at_random_events_and_resumed_on_a_random_gateway(store):
 
 
 @pytest.mark.slow
+@on_both_servers
 async def test_b36_a_thousand_answers_cut_and_resumed(store):
     rnd = random.Random(1000)
     async with two_gateways(store, slowly(TEXT)) as gateways:
@@ -172,6 +167,7 @@ async def test_a_reader_on_the_other_gateway_follows_live(store):
         assert second.log.followed == []
 
 
+@on_both_servers
 async def test_b42_another_tenants_answer_is_not_followed(store):
     async with two_gateways(store, lambda r: [b"a", Pause()]) as (first, second), first.http() as http:
         d = await create(http, background=True)
@@ -341,6 +337,7 @@ async def test_a_follower_notices_by_itself_that_the_gateway_has_gone(store):
 # ---- Redis goes
 
 
+@on_both_servers
 async def test_while_redis_is_away_readers_go_on_from_memory_and_nobody_else_can(store):
     async with two_gateways(store, lambda r: [b"a", Pause(), b"b", Pause(), b"c"]) as (first, second):  # noqa: SIM117
         async with first.http() as http, first.socket() as ws, second.http() as other:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app import websocket
 from app.config import TenantConfig, hash_key
-from tests.app.session_store import session_server
+from tests.app.session_store import on_both_servers
 from tests.app.stateful_gateway import (
     FILE_CONFIG,
     KEY_A,
@@ -40,12 +40,6 @@ from tests.app.stateful_gateway import (
 from tests.scripted_engine import Fail, Pause, say
 
 STORY = "The keeper's lamp went out at 3 o'clock. " * 3
-
-
-@pytest.fixture
-async def store():
-    async with session_server() as server:
-        yield server
 
 
 @pytest.fixture
@@ -357,6 +351,7 @@ async def test_a_foreign_origin_is_refused(gateway):
     assert refused.value.response.status_code == 403
 
 
+@on_both_servers
 async def test_b42_another_tenants_ids_are_unknown_on_the_socket(store):
     async with running_gateway(store, lambda r: [b"secret", Pause(), b"!"]) as gateway:  # noqa: SIM117
         async with gateway.socket() as mine, gateway.socket(KEY_B) as other:
