@@ -50,6 +50,7 @@ class Kernels(StrEnum):
     auto = "auto"
     cpu = "cpu"
     reference = "reference"
+    triton = "triton"
 
 
 class SharedAttention(StrEnum):
@@ -127,7 +128,7 @@ def serve(
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 576,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
     kernels: Annotated[
-        Kernels, typer.Option(help="auto: the fastest that work here; reference: plain torch, slow.")
+        Kernels, typer.Option(help="auto: the fastest that work here; triton: on a GPU; reference: plain torch, slow.")
     ] = Kernels.auto,
     shared_attention: Annotated[
         SharedAttention, typer.Option(help="Read KV blocks once for all chats that share them; auto: where it pays.")

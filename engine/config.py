@@ -62,8 +62,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting: int = 4096
     """Requests of one tenant that may wait; further ones are refused as `overloaded`."""
     threads: int | None = None
-    kernels: Literal["auto", "cpu", "reference"] = "auto"
-    """auto: the fastest backend of the device; reference: plain torch, the oracle of the others."""
+    kernels: Literal["auto", "cpu", "reference", "triton"] = "auto"
+    """auto: the fastest backend of the device; reference: plain torch, the oracle of the others; triton: on a GPU."""
     kernels_dir: str | None = None
     """Where what is compiled for this machine is kept; None: in the default state folder."""
     max_isa: Literal["amx_bf16", "avx512_bf16", "avx512", "avx2", "none"] | None = None

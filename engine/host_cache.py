@@ -8,7 +8,8 @@ import torch
 from engine.kv_memory import allocate_host_blocks
 from engine.scheduled_batch import SwapIn, SwapOut
 from engine.swap_cost import SwapTime
-from kernels.blocks import gather_blocks, scatter_blocks
+from kernels import blocks
+from kernels.interface import BlockMoves
 
 MEASURED_BLOCKS = 32
 MEASUREMENTS = 3
@@ -20,28 +21,30 @@ class HostCache:
     A step's blocks move together, in one gather and one scatter for all layers.
     """
 
-    def __init__(self, kv: torch.Tensor, num_blocks: int) -> None:
+    def __init__(self, kv: torch.Tensor, num_blocks: int, moves: BlockMoves = blocks) -> None:
+        """moves: of the device; the host's own blocks are moved by torch."""
         self._kv = kv
+        self._moves = moves
         self._on_gpu = kv.is_cuda
         sizes = (*kv.shape[:2], num_blocks, *kv.shape[3:])
         self._host = allocate_host_blocks(sizes, kv.dtype, for_gpu=self._on_gpu)
 
     def swap_out(self, swaps: Sequence[SwapOut]) -> None:
         """Returns when the host has them: their blocks may be written from then on."""
-        gathered = gather_blocks(self._kv, self._index(swap.source for swap in swaps))
+        gathered = self._moves.gather_blocks(self._kv, self._index(swap.source for swap in swaps))
         if self._on_gpu:
             gathered = self._staging(len(swaps)).copy_(gathered)
-        scatter_blocks(self._host, torch.tensor([swap.target for swap in swaps]), gathered)
+        blocks.scatter_blocks(self._host, torch.tensor([swap.target for swap in swaps]), gathered)
 
     def swap_in(self, swaps: Sequence[SwapIn]) -> None:
         """What the device computes after this call finds them; the host's slots are as they were."""
         slots = torch.tensor([swap.source for swap in swaps])
         if self._on_gpu:
-            staging = gather_blocks(self._host, slots, out=self._staging(len(swaps)))
+            staging = blocks.gather_blocks(self._host, slots, out=self._staging(len(swaps)))
             gathered = staging.to(self._kv.device, non_blocking=True)
         else:
-            gathered = gather_blocks(self._host, slots)
-        scatter_blocks(self._kv, self._index(swap.target for swap in swaps), gathered)
+            gathered = blocks.gather_blocks(self._host, slots)
+        self._moves.scatter_blocks(self._kv, self._index(swap.target for swap in swaps), gathered)
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> SwapTime:
         """What a step pays for swapping and what each block adds, from moving one block and some; the best of three.

@@ -11,7 +11,7 @@ from engine.host_cache import HostCache
 from engine.kv_memory import allocate_blocks
 from engine.machine import available_cpus, available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
-from engine.models.choose import choose_decoder, find_kernels_dir
+from engine.models.choose import choose_decoder, choose_draw, choose_moves, find_kernels_dir
 from engine.models.fingerprint import resolve_dtype
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
@@ -25,7 +25,6 @@ from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
 from kernels.batch import KVShape
-from kernels.blocks import copy_blocks
 from kernels.cpu.native import StepArrays
 
 
@@ -63,16 +62,17 @@ class ModelRunner:
             self._decoder = choose_decoder(shape, weights, config, self._device, dtype, self.plan.max_model_len)
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
         self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
-        self._host = HostCache(self._kv, self.plan.num_host_blocks) if self.plan.num_host_blocks else None
+        self._moves = choose_moves(self._decoder)
+        self._host = HostCache(self._kv, self.plan.num_host_blocks, self._moves) if self.plan.num_host_blocks else None
         self.swap_time = self._host.measure() if self._host is not None else SwapTime()
         self.node_cost = USUAL_NODE_COST
-        if config.shared_attention == "auto" and not on_gpu:
+        if config.shared_attention == "auto" and not on_gpu and config.kernels != "triton":
             folder = find_kernels_dir(config)
             self.node_cost = ensure_node_cost(self._decoder, shape, self._kv_shape, folder)
         self._pages = PagesAhead(self._kv, self._decoder.touch) if isinstance(self._decoder, PackedDecoder) else None
         if self._pages is not None:
             self._pages.use(0)
-        self._sampler = Sampler()
+        self._sampler = Sampler(choose_draw(self._decoder))
         self._steady: SteadyDecode | None = None
         self.identity = (dtype_name, repr(shape.rope))
         """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
@@ -142,9 +142,8 @@ class ModelRunner:
             self._copy_blocks(transfers.copies)
 
     def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        source = torch.tensor([copy.source for copy in copies], dtype=torch.int64, device=self._device)
-        target = torch.tensor([copy.target for copy in copies], dtype=torch.int64, device=self._device)
-        copy_blocks(self._kv, source, target)
+        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+        self._moves.copy_blocks(self._kv, sources, targets)
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: PromptRows) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []

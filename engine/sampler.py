@@ -12,9 +12,11 @@ import torch
 
 from engine import device_draw, logprobs, penalties
 from engine.cpu_draw import CpuDraw, Floats
+from engine.draw_batches import DrawBatches
 from engine.noise import Noise
 from engine.scheduled_batch import SampledToken
 from engine.sequence import Sequence
+from kernels.interface import TokenDraw
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class _Kinds:
 
 
 class Sampler:
-    def __init__(self) -> None:
+    def __init__(self, draw: TokenDraw | None = None) -> None:
+        """draw: of a backend that has one."""
+        self._draw = draw
+        self._draw_batches = DrawBatches()
         self._penalties = penalties.Penalties()
         self._noise = Noise()
         self._cpu_draw = CpuDraw()
@@ -62,7 +67,10 @@ class Sampler:
         raw = logits[kinds.with_logprobs] if kinds.with_logprobs else None
         for row in kinds.adjustable:
             self._penalties.adjust(logits[row], sequences[row])
-        if logits.device.type == "cpu":
+        if self._draw is not None:
+            drawn, finite = self._draw(logits, self._draw_batches.of(sequences)).tolist()
+            ids, is_finite = drawn, [bool(x) for x in finite]
+        elif logits.device.type == "cpu":
             ids, is_finite = self._draw_rows(logits.numpy(), kinds)
         else:
             ids, is_finite = self._draw_on_device(logits, kinds)

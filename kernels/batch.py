@@ -62,6 +62,25 @@ class AttentionBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawBatch:
+    """What the draw of the next tokens needs to know, an entry for each row."""
+
+    temperatures: npt.NDArray[np.float32]
+    """0: the largest logit."""
+    top_ks: Int32Array
+    """0: off."""
+    top_ps: npt.NDArray[np.float64]
+    """1: off."""
+    min_ps: npt.NDArray[np.float64]
+    """0: off."""
+    seeds: npt.NDArray[np.int64]
+    """Their 64 bits."""
+    choices: Int32Array
+    positions: npt.NDArray[np.int64]
+    """Of the tokens that are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """Of one layer's cache, [2, num_blocks, num_kv_heads, block_size, head_dim]; the null block is counted."""
 

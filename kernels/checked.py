@@ -60,6 +60,16 @@ class CheckedKernels:
             _check(residual, sizes, x.dtype)
         return _checked(self.kernels.linear(x, packed.packed, residual), sizes, x.dtype)
 
+    def linear_and_norm(
+        self, x: torch.Tensor, packed: CheckedLinear, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes = (x.shape[0], packed.num_outputs)
+        _check(x, (x.shape[0], packed.num_inputs), x.dtype)
+        _check(residual, sizes, x.dtype)
+        _check(weight, sizes[1:], x.dtype)
+        summed, normed = self.kernels.linear_and_norm(x, packed.packed, residual, weight, eps)
+        return _checked(summed, sizes, x.dtype), _checked(normed, sizes, x.dtype)
+
     def swiglu(self, x: torch.Tensor, gate: CheckedLinear, up: CheckedLinear) -> torch.Tensor:
         _check(x, (x.shape[0], gate.num_inputs), x.dtype)
         assert (up.num_inputs, up.num_outputs) == (gate.num_inputs, gate.num_outputs)
@@ -67,6 +77,8 @@ class CheckedKernels:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         _check(weight, x.shape[-1:], x.dtype)
+        assert x.dim() in (2, 3)
+        assert x.shape[0] == 0 or x[0].is_contiguous()
         return _checked(self.kernels.rms_norm(x, weight, eps), x.shape, x.dtype)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CheckedPlan:

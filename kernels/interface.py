@@ -1,7 +1,7 @@
 """The operations of a decoder step, and which backend does them.
 
 `Kernels` are the operations one by one; `DecodeStep` is all of them as one whole, which a backend may have beside or
-instead. Moves of blocks (copy-on-write, swaps) are `kernels.blocks`, the same calls for every backend. What the
+instead. Moves of blocks (copy-on-write, swaps) are `kernels.blocks`, or what a backend has in its place. What the
 docstrings say of shapes, dtypes and layouts is asserted by `kernels.checked`.
 
 Tensors: x [rows, features], the decode rows first, then those of the extends; dtype that of the weights and the cache
@@ -10,12 +10,14 @@ head h reads KV head h // (num_heads / num_kv_heads). Log-sum-exps are fp32, nat
 """
 
 import logging
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
 
-from kernels.batch import AttentionBatch, Int32Array, KVShape
+from kernels.batch import AttentionBatch, DrawBatch, Int32Array, KVShape
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library, usable_isa
 from kernels.cpu.native import NativeLibrary
@@ -36,12 +38,17 @@ class Kernels(Protocol):
     def linear(self, x: torch.Tensor, packed: Any, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias + residual; x [rows, in], residual and result [rows, out]."""
 
+    def linear_and_norm(
+        self, x: torch.Tensor, packed: Any, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`linear` with a residual, and the RMSNorm of that: two of [rows, out]; weight [out]."""
+
     def swiglu(self, x: torch.Tensor, gate: Any, up: Any) -> torch.Tensor:
         """silu(x gate^T) * (x up^T); x [rows, in], result [rows, out]."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [..., size], weight [size]; over the last dimension, in fp32, back in x's dtype. The residual is added by
-        the `linear` before."""
+        """x [..., size], weight [size]; over the last dimension, in fp32, back in x's dtype. Of two dimensions, or of
+        three, x[0] is contiguous."""
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> Any:
         """Index tensors of a step, made once and used by every layer. dtype is the cache's. No slot comes twice."""
@@ -103,10 +110,36 @@ class DecodeStep(Protocol):
         """hidden: rows of what `forward` returned. fp32 [rows, vocab_size], valid until the next call."""
 
 
-def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
+class BlockMoves(Protocol):
+    """The module `kernels.blocks`, which says what these do, or another one with the same functions."""
+
+    def copy_blocks(self, kv: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+
+    def gather_blocks(
+        self, kv: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor: ...
+
+    def scatter_blocks(self, kv: torch.Tensor, block_ids: torch.Tensor, blocks: torch.Tensor) -> None: ...
+
+
+class TokenDraw(Protocol):
+    def __call__(self, logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
+        """logits fp32 [rows, vocab_size]. int64 [2, rows]: ids, and 1, or 0 where the largest logit is not finite and
+        the id says nothing. By the rules of `engine.cpu_draw`."""
+
+
+class TritonUnavailable(Exception):
+    """Says why in half a sentence."""
+
+
+def select_kernels(device: torch.device, dtype: torch.dtype, num_heads: int) -> Kernels:
     """The fastest backend that passes its self-tests here."""
     if device.type != "cpu":
-        return ReferenceKernels(device)
+        try:
+            return make_triton_kernels(device, num_heads)
+        except TritonUnavailable as e:
+            _log.warning("plain torch is used instead of the triton kernels, slowly: %s", e)
+            return ReferenceKernels(device)
     if not flash_attention_works(dtype):
         _log.warning("torch's flash attention for CPUs fails its self-test in %s: plain torch is used, slowly", dtype)
         return ReferenceKernels(device)
@@ -114,6 +147,22 @@ def select_kernels(device: torch.device, dtype: torch.dtype) -> Kernels:
     if not packs:
         _log.warning("oneDNN's packed linear fails its self-test in %s: unpacked weights are used", dtype)
     return CpuKernels(packs_linears=packs)
+
+
+def make_triton_kernels(device: torch.device, num_heads: int) -> Kernels:
+    """For a model of `num_heads` query heads. Raises TritonUnavailable without triton, and on a device that it does not
+    compute on, which is a CPU unless TRITON_INTERPRET=1 was set before triton was imported."""
+    if find_spec("triton") is None:
+        raise TritonUnavailable("the package triton is not installed; GPU builds of torch bring it along")
+    # an engine on a CPU never loads it
+    from kernels.triton.arithmetic import INTERPRETED
+    from kernels.triton.backend import TritonKernels
+
+    if device.type != ("cpu" if INTERPRETED else "cuda"):
+        how = "interpreted on device cpu" if INTERPRETED else "compiled for device cuda"
+        hint = "" if INTERPRETED else "; to check them without one, set TRITON_INTERPRET=1"
+        raise TritonUnavailable(f"they are {how}, not on {device.type}{hint}")
+    return TritonKernels(device, num_heads)
 
 
 _ELEMENT_TYPES: dict[torch.dtype, ElementType] = {torch.bfloat16: "bfloat16", torch.float32: "float32"}

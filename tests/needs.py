@@ -9,12 +9,12 @@ import pytest
 
 
 def need(found: bool, reason: str) -> None:
-    """Skips the running test (or fails it, where everything is required) unless `found`."""
+    """Skips the running test, or the module that is being imported, unless `found`; fails where all is required."""
     if found:
         return
     if os.environ.get("TRUNKLINE_REQUIRE_ALL") == "1":
         pytest.fail(f"TRUNKLINE_REQUIRE_ALL=1, but {reason}", pytrace=False)
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=True)
 
 
 def program(*names: str) -> Path:

@@ -11,9 +11,19 @@ from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.weights import Weights
 from engine.prepared import default_state_dir
+from kernels import blocks
 from kernels.checked import CheckedKernels
 from kernels.cpu.native import MAX_HEAD_DIM
-from kernels.interface import DecodeStep, Kernels, find_native_library, select_kernels
+from kernels.interface import (
+    BlockMoves,
+    DecodeStep,
+    Kernels,
+    TokenDraw,
+    TritonUnavailable,
+    find_native_library,
+    make_triton_kernels,
+    select_kernels,
+)
 from kernels.reference.backend import ReferenceKernels
 
 if TYPE_CHECKING:
@@ -34,7 +44,7 @@ def choose_decoder(
 ) -> DecodeStep:
     """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed.
 
-    Raises EngineError if the device has no such kernels, and if none that can be had are deterministic.
+    Raises EngineError if the device or this machine has no such kernels, and if none that can be had are deterministic.
     """
     decoder = _choose(shape, weights, config, device, dtype, num_positions)
     if config.deterministic and not isinstance(decoder, PackedDecoder):
@@ -55,6 +65,12 @@ def _choose(
 ) -> DecodeStep:
     if config.kernels == "cpu" and device.type != "cpu":
         raise EngineError(f"the cpu kernels compute on device cpu, not on {device.type}")
+    if config.kernels == "triton":
+        try:
+            kernels = make_triton_kernels(device, shape.num_heads)
+        except TritonUnavailable as e:
+            raise EngineError(f"the triton kernels were asked for, but {e}") from e
+        return _of_operations(kernels, shape, weights, config, device, num_positions)
     if config.kernels == "reference":
         return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
     if device.type == "cpu":
@@ -71,7 +87,7 @@ def _choose(
                 num_threads=torch.get_num_threads(),
                 huge_pages=has_huge_pages(),
             )
-    return _of_operations(select_kernels(device, dtype), shape, weights, config, device, num_positions)
+    return _of_operations(select_kernels(device, dtype, shape.num_heads), shape, weights, config, device, num_positions)
 
 
 def _of_operations(
@@ -83,6 +99,28 @@ def _of_operations(
     num_positions: int,
 ) -> Decoder:
     return Decoder(shape, weights, CheckedKernels(kernels) if config.check_kv else kernels, device, num_positions)
+
+
+def choose_moves(decoder: DecodeStep) -> BlockMoves:
+    """Of blocks, for the device that the decoder computes on."""
+    if not _is_triton(decoder):
+        return blocks
+    from kernels.triton import blocks as triton_blocks
+
+    return triton_blocks
+
+
+def choose_draw(decoder: DecodeStep) -> TokenDraw | None:
+    """None: the engine's own, by torch's operators or numpy."""
+    if not _is_triton(decoder):
+        return None
+    from kernels.triton.draw import draw
+
+    return draw
+
+
+def _is_triton(decoder: DecodeStep) -> bool:
+    return isinstance(decoder, Decoder) and decoder.kernels_name == "triton"
 
 
 def find_kernels_dir(config: "EngineConfig") -> Path:

@@ -54,6 +54,10 @@ class Decoder:
         self._cosines, self._sines = cosines.to(device), sines.to(device)
 
     @property
+    def kernels_name(self) -> str:
+        return self._kernels.name
+
+    @property
     def backend(self) -> str:
         return f"{self._kernels.name} torch-{torch.__version__}"
 
@@ -77,28 +81,31 @@ class Decoder:
         cosines, sines = self._cosines[places].unsqueeze(1), self._sines[places].unsqueeze(1)
         x = self._embedding[torch.from_numpy(token_ids).to(self._embedding.device)]
         attended = x.new_empty(x.shape[0], self.config.num_heads, self.config.head_dim)
-        for layer, layer_kv in zip(self._layers, kv.unbind(0), strict=True):
-            x = self._layer_forward(layer, x, layer_kv, plan, num_decodes, cosines, sines, attended)
+        normed = self._kernels.rms_norm(x, self._layers[0].input_norm, self.config.rms_norm_eps)
+        for i, layer_kv in enumerate(kv.unbind(0)):
+            self._attend(self._layers[i], normed, layer_kv, plan, num_decodes, cosines, sines, attended)
+            next_norm = self._layers[i + 1].input_norm if i + 1 < len(self._layers) else None
+            x, normed = self._behind_attention(self._layers[i], x, attended.flatten(1), next_norm)
         return x
 
     def decode_attention(self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
         self._kernels.decode_attention(q, kv[layer], plan, out)
 
-    def _layer_forward(
+    def _attend(
         self,
         layer: DecoderLayer,
-        x: torch.Tensor,
+        normed: torch.Tensor,
         kv: torch.Tensor,
         plan: Any,
         num_decodes: int,
         cosines: torch.Tensor,
         sines: torch.Tensor,
         attended: torch.Tensor,
-    ) -> torch.Tensor:
+    ) -> None:
         kernels, config = self._kernels, self.config
         eps = config.rms_norm_eps
-        num_rows = x.shape[0]
-        qkv = kernels.linear(kernels.rms_norm(x, layer.input_norm, eps), layer.qkv)
+        num_rows = normed.shape[0]
+        qkv = kernels.linear(normed, layer.qkv)
         heads = qkv.view(num_rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = heads[:, : config.num_heads], heads[:, config.num_heads : config.num_heads + config.num_kv_heads]
@@ -109,9 +116,18 @@ class Decoder:
             kernels.decode_attention(q[:num_decodes], kv, plan, attended[:num_decodes])
         if num_rows > num_decodes:
             kernels.extend_attention(q[num_decodes:], kv, plan, attended[num_decodes:])
-        x = kernels.linear(attended.view(num_rows, -1), layer.o, residual=x)
-        activated = kernels.swiglu(kernels.rms_norm(x, layer.post_attention_norm, eps), layer.gate, layer.up)
-        return kernels.linear(activated, layer.down, residual=x)
+
+    def _behind_attention(
+        self, layer: DecoderLayer, x: torch.Tensor, attended: torch.Tensor, next_norm: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual stream behind the layer, and that as the next layer reads it; behind the last one itself."""
+        kernels, eps = self._kernels, self.config.rms_norm_eps
+        x, normed = kernels.linear_and_norm(attended, layer.o, x, layer.post_attention_norm, eps)
+        activated = kernels.swiglu(normed, layer.gate, layer.up)
+        if next_norm is None:
+            x = kernels.linear(activated, layer.down, residual=x)
+            return x, x
+        return kernels.linear_and_norm(activated, layer.down, x, next_norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned. fp32 [rows, vocab_size]."""

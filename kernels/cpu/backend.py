@@ -49,6 +49,12 @@ class CpuKernels:
             y = self._pointwise.binary(x, residual, packed.weight, packed.bias, "add")
         return y
 
+    def linear_and_norm(
+        self, x: torch.Tensor, packed: CpuLinear, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        summed = self.linear(x, packed, residual)
+        return summed, self.rms_norm(summed, weight, eps)
+
     def swiglu(self, x: torch.Tensor, gate: CpuLinear, up: CpuLinear) -> torch.Tensor:
         if not gate.is_packed:
             return F.silu(self.linear(x, gate)).mul_(self.linear(x, up))

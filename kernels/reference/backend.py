@@ -51,6 +51,12 @@ class ReferenceKernels:
         y = F.linear(x, packed.weight, packed.bias)
         return y if residual is None else y + residual
 
+    def linear_and_norm(
+        self, x: torch.Tensor, packed: ReferenceLinear, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        summed = self.linear(x, packed, residual)
+        return summed, self.rms_norm(summed, weight, eps)
+
     def swiglu(self, x: torch.Tensor, gate: ReferenceLinear, up: ReferenceLinear) -> torch.Tensor:
         return F.silu(self.linear(x, gate)) * self.linear(x, up)
 

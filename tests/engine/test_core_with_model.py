@@ -1,5 +1,6 @@
 """The core over a real (tiny, random, float32) model: an answer does not depend on who else is served, or when."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Engine:
     def __post_init__(self) -> None:
         settings = {"dtype": "float32", "device": "cpu", "block_size": 8, "num_blocks": 400, "threads": 1}
         settings |= {"check_kv": True, "shared_attention": "always"}
+        settings |= {"kernels": os.environ.get("TRUNKLINE_TEST_KERNELS", "auto")}
         config = EngineConfig(model_dir=str(self.model.path), **{**settings, **self.settings})
         self.runner = ModelRunner(self.model, config)
         self.core = EngineCore(config, self.runner.info, self.runner)

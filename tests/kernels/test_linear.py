@@ -24,7 +24,7 @@ def test_torch_still_has_the_operators_the_cpu_backend_is_made_of(dtype: torch.d
     _scaled_dot_product_flash_attention_for_cpu are not stable interfaces."""
     assert self_test.packed_linear_works(dtype)
     assert self_test.flash_attention_works(dtype)
-    assert select_kernels(CPU, dtype).name == "cpu"
+    assert select_kernels(CPU, dtype, 4).name == "cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -65,17 +65,17 @@ def test_rms_norm_is_computed_in_fp32(dtype: torch.dtype) -> None:
     x, weight = randn(5, 3, 64, dtype=dtype) * 100, randn(64, dtype=dtype)
     wide = x.double()
     expected = wide * (wide.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    for kernels in map(CheckedKernels, (select_kernels(CPU, dtype), ReferenceKernels(CPU))):
+    for kernels in map(CheckedKernels, (select_kernels(CPU, dtype, 4), ReferenceKernels(CPU))):
         got = kernels.rms_norm(x, weight, 1e-5)
         torch.testing.assert_close(got.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_a_build_without_the_operators_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.interface.packed_linear_works", lambda dtype: False)
-    kernels = select_kernels(CPU, torch.float32)
+    kernels = select_kernels(CPU, torch.float32, 4)
     assert (kernels.name, kernels.pack_linear(torch.ones(2, 2)).is_packed) == ("cpu", False)
     monkeypatch.setattr("kernels.interface.flash_attention_works", lambda dtype: False)
-    assert select_kernels(CPU, torch.float32).name == "reference"
+    assert select_kernels(CPU, torch.float32, 4).name == "reference"
 
 
 def test_a_missing_operator_fails_its_self_test() -> None:

@@ -25,6 +25,7 @@ from kernels.cpu import build
 from kernels.cpu.backend import CpuKernels
 from kernels.reference.backend import ReferenceKernels
 from tests.engine.runner_driver import RunnerDriver
+from tests.interpreted.child import need_triton
 from tests.kernels.libraries import compiler
 from tests.tiny_model import make_tiny
 
@@ -176,6 +177,22 @@ def test_the_cpu_kernels_serve_no_other_device(model: PreparedModel) -> None:
     weights = Weights(model.weights_path("float32"), shape)
     with pytest.raises(EngineError, match="compute on device cpu, not on meta"):
         choose.choose_decoder(shape, weights, config, torch.device("meta"), torch.float32, 64)
+
+
+def test_triton_kernels_are_for_gpus(model: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(interface, "find_spec", lambda name: None)
+        with pytest.raises(EngineError, match="were asked for, but the package triton is not installed; GPU builds of"):
+            start(model, kernels="triton")
+    need_triton()
+    with pytest.raises(EngineError, match="compiled for device cuda, not on cpu; to check them without"):
+        start(model, kernels="triton")
+
+
+def test_where_triton_computes_not_the_reference_does_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert interface.select_kernels(torch.device("meta"), torch.bfloat16, 4).name == "reference"
+    (message,) = messages(caplog)
+    assert message.startswith("plain torch is used instead of the triton kernels, slowly: ")
 
 
 @pytest.mark.parametrize(

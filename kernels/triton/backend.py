@@ -1,0 +1,264 @@
+"""The backend for GPUs: torch's matrix products, and Triton kernels for everything between them.
+
+Under TRITON_INTERPRET=1 the same kernels are interpreted on a CPU, slowly, to check them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from kernels.batch import AttentionBatch, KVShape
+from kernels.triton.decode import attend_nodes, attend_tails, merge_parts
+from kernels.triton.extend import attend_extends
+from kernels.triton.plan import MIN_ROWS, NodePlan, TailPlan, TritonPlan, make_plan
+from kernels.triton.pointwise import rms_norm_rows, silu_and_multiply
+from kernels.triton.rope import rotate_and_write
+from kernels.triton.tiles import Tiles, tiles_for
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLinear:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of all rows, in one list: `kernels.triton.decode`."""
+
+    values: torch.Tensor
+    lse: torch.Tensor
+
+
+class TritonKernels:
+    """For models of `num_heads` query heads."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, num_heads: int, tiles: Tiles | None = None) -> None:
+        self._device = device
+        self._num_heads = num_heads
+        self._tiles = tiles or tiles_for(device)
+        self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TritonLinear:
+        own_bias = None if bias is None else bias.to(self._device, copy=True)
+        return TritonLinear(weight.to(self._device, copy=True), own_bias)
+
+    def linear(self, x: torch.Tensor, packed: TritonLinear, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = F.linear(x, packed.weight, packed.bias)
+        return y if residual is None else y.add_(residual)
+
+    def swiglu(self, x: torch.Tensor, gate: TritonLinear, up: TritonLinear) -> torch.Tensor:
+        activated, multiplied = self.linear(x, gate), self.linear(x, up)
+        tile = self._tiles.pointwise_values
+        silu_and_multiply[(triton.cdiv(activated.numel(), tile),)](
+            activated, multiplied, activated, activated.numel(), TILE=tile, **self._tiles.pointwise.options
+        )
+        return activated
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        self._norm(x, None, weight, out, None, eps)
+        return out
+
+    def linear_and_norm(
+        self, x: torch.Tensor, packed: TritonLinear, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        delta = self.linear(x, packed)
+        normed = torch.empty_like(residual)
+        self._norm(residual, delta, weight, normed, delta, eps)
+        return delta, normed
+
+    def _norm(
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        summed: torch.Tensor | None,
+        eps: float,
+    ) -> None:
+        size = x.shape[-1]
+        # of three dimensions the first may have gaps, as heads of a projection have
+        inner = x.shape[1] if x.dim() == 3 else 1
+        assert x[0].is_contiguous()
+        width = triton.next_power_of_2(size)
+        num_rows = x.numel() // size
+        rows = max(1, self._tiles.pointwise_values // width)
+        rms_norm_rows[(triton.cdiv(num_rows, rows),)](
+            x,
+            delta,
+            weight,
+            out,
+            summed,
+            num_rows,
+            eps,
+            x.stride(0),
+            INNER=inner,
+            SIZE=size,
+            WIDTH=width,
+            ROWS=rows,
+            ADDS=delta is not None,
+            **self._tiles.pointwise.options,
+        )
+
+    def rope_and_write_kv(
+        self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: TritonPlan
+    ) -> torch.Tensor:
+        num_rows, num_all, head_dim = heads.shape
+        _, _, num_kv_heads, block_size, _ = kv.shape
+        half = triton.next_power_of_2(head_dim // 2)
+        pairs = max(1, self._tiles.pointwise_values // (2 * half))
+        rotate_and_write[(triton.cdiv(num_rows * num_all, pairs),)](
+            heads,
+            cosines,
+            sines,
+            kv[0],
+            kv[1],
+            plan.slots,
+            num_rows,
+            NUM_HEADS=num_all - 2 * num_kv_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            BLOCK_SIZE=block_size,
+            HEAD_DIM=head_dim,
+            HALF=half,
+            PAIRS=pairs,
+            **self._tiles.pointwise.options,
+        )
+        return heads[:, : num_all - 2 * num_kv_heads]
+
+    def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> TritonPlan:
+        return make_plan(batch, shape, self._num_heads // shape.num_kv_heads, self._tiles, self._device)
+
+    def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: TritonPlan, out: torch.Tensor) -> None:
+        assert plan.tails is not None
+        parts = self._parts(plan.tails.num_parts, q.shape[1], q.shape[2])
+        if plan.nodes is not None:
+            self._attend_nodes(q, kv, plan.blocks, plan.nodes, parts)
+        self._attend_tails(q, kv, plan.blocks, plan.tails, parts)
+        self._merge(parts, plan.tails.row_parts, out, None)
+
+    def _parts(self, num_parts: int, num_heads: int, head_dim: int) -> _Parts:
+        """Memory that every layer and step uses again."""
+        num_lse = num_parts * num_heads
+        if self._scratch.numel() < num_lse * (head_dim + 1):
+            self._scratch = self._scratch.new_empty(num_lse * (head_dim + 1) * 5 // 4)
+        values = self._scratch[: num_lse * head_dim].view(num_parts, num_heads, head_dim)
+        lse = self._scratch[num_lse * head_dim : num_lse * (head_dim + 1)].view(num_parts, num_heads)
+        return _Parts(values, lse)
+
+    def _attend_tails(
+        self, q: torch.Tensor, kv: torch.Tensor, blocks: torch.Tensor, tails: TailPlan, parts: _Parts
+    ) -> None:
+        _, num_heads, head_dim = q.shape
+        num_kv_heads = kv.shape[2]
+        attend_tails[(tails.num_items, num_kv_heads)](
+            q,
+            kv[0],
+            kv[1],
+            blocks,
+            tails.item_rows,
+            tails.item_pieces,
+            tails.item_count,
+            tails.tail_blocks,
+            tails.tail_tokens,
+            tails.tail_parts,
+            parts.values,
+            parts.lse,
+            head_dim**-0.5,
+            **self._shape(q, kv),
+            ROWS=max(MIN_ROWS, triton.next_power_of_2(num_heads // num_kv_heads)),
+            PIECE=self._tiles.piece_tokens,
+            **self._tiles.tails.options,
+        )
+
+    def _attend_nodes(
+        self, q: torch.Tensor, kv: torch.Tensor, blocks: torch.Tensor, nodes: NodePlan, parts: _Parts
+    ) -> None:
+        attend_nodes[(nodes.num_items, kv.shape[2])](
+            q,
+            kv[0],
+            kv[1],
+            blocks,
+            nodes.item_nodes,
+            nodes.item_tiles,
+            nodes.item_pieces,
+            nodes.item_count,
+            nodes.node_blocks,
+            nodes.node_tokens,
+            nodes.node_readers,
+            nodes.reader_rows,
+            nodes.reader_parts,
+            parts.values,
+            parts.lse,
+            q.shape[2] ** -0.5,
+            **self._shape(q, kv),
+            ROWS=nodes.tile_rows,
+            PIECE=self._tiles.piece_tokens,
+            **self._tiles.nodes.options,
+        )
+
+    def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: TritonPlan, out: torch.Tensor) -> None:
+        extends = plan.extends
+        assert extends is not None
+        attend_extends[(extends.num_items, kv.shape[2])](
+            q,
+            kv[0],
+            kv[1],
+            plan.blocks,
+            extends.item_extends,
+            extends.item_tiles,
+            extends.item_count,
+            extends.extend_blocks,
+            extends.extend_context,
+            extends.extend_rows,
+            out,
+            q.shape[2] ** -0.5,
+            **self._shape(q, kv),
+            ROWS=self._tiles.extend_rows,
+            **self._tiles.extends.options,
+        )
+
+    def _shape(self, q: torch.Tensor, kv: torch.Tensor) -> dict[str, int]:
+        """What the three attention kernels are compiled for."""
+        _, num_heads, head_dim = q.shape
+        assert num_heads == self._num_heads
+        _, _, num_kv_heads, block_size, _ = kv.shape
+        return {
+            "Q_STRIDE": q.stride(0),
+            "NUM_HEADS": num_heads,
+            "NUM_KV_HEADS": num_kv_heads,
+            "BLOCK_SIZE": block_size,
+            "HEAD_DIM": head_dim,
+            "WIDTH": triton.next_power_of_2(head_dim),
+            "TOKENS": self._tiles.tile_tokens,
+        }
+
+    def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows, num_heads, num_parts, head_dim = values.shape
+        merged = values.new_empty(num_rows, num_heads, head_dim)
+        merged_lse = lse.new_empty(num_rows, num_heads)
+        parts = _Parts(values.transpose(1, 2).contiguous(), lse.transpose(1, 2).contiguous())
+        row_parts = torch.arange(0, (num_rows + 1) * num_parts, num_parts, dtype=torch.int32, device=values.device)
+        self._merge(parts, row_parts, merged, merged_lse)
+        return merged, merged_lse
+
+    def _merge(self, parts: _Parts, row_parts: torch.Tensor, out: torch.Tensor, out_lse: torch.Tensor | None) -> None:
+        num_rows, num_heads, head_dim = out.shape
+        heads = min(self._tiles.merge_heads, triton.next_power_of_2(num_heads))
+        merge_parts[(num_rows, triton.cdiv(num_heads, heads))](
+            parts.values,
+            parts.lse,
+            row_parts,
+            out,
+            out_lse,
+            NUM_HEADS=num_heads,
+            HEAD_DIM=head_dim,
+            WIDTH=triton.next_power_of_2(head_dim),
+            HEADS=heads,
+            WRITES_LSE=out_lse is not None,
+            **self._tiles.merge.options,
+        )

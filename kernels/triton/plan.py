@@ -1,0 +1,191 @@
+"""Index arrays of one step, made on the host and brought to the device in one copy.
+
+All lie in one int32 buffer, each at a multiple of 128 bytes, so that pointers are always aligned alike and no kernel is
+compiled twice. Numbers of items are in it too, as kernels read them there.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from kernels.batch import AttentionBatch, Extend, Int32Array, KVShape, Node, Tail
+from kernels.triton.tiles import Tiles
+
+ALIGNMENT = 32
+"""Of arrays in the buffer, in numbers."""
+MIN_ROWS = 16
+"""Of a tile: what the units that multiply matrices take."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Arrays as `kernels.triton.decode.attend_nodes` has them."""
+
+    num_items: int
+    tile_rows: int
+    """(reader, head) pairs of one program."""
+    item_count: torch.Tensor
+    item_nodes: torch.Tensor
+    item_tiles: torch.Tensor
+    item_pieces: torch.Tensor
+    node_blocks: torch.Tensor
+    node_tokens: torch.Tensor
+    node_readers: torch.Tensor
+    reader_rows: torch.Tensor
+    reader_parts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TailPlan:
+    """Arrays as `kernels.triton.decode.attend_tails` and `merge_parts` have them."""
+
+    num_items: int
+    num_parts: int
+    """Of all rows, those of nodes counted."""
+    item_count: torch.Tensor
+    item_rows: torch.Tensor
+    item_pieces: torch.Tensor
+    tail_blocks: torch.Tensor
+    tail_tokens: torch.Tensor
+    tail_parts: torch.Tensor
+    row_parts: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    """Arrays as `kernels.triton.extend.attend_extends` has them."""
+
+    num_items: int
+    item_count: torch.Tensor
+    item_extends: torch.Tensor
+    item_tiles: torch.Tensor
+    extend_blocks: torch.Tensor
+    extend_context: torch.Tensor
+    extend_rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPlan:
+    slots: torch.Tensor
+    blocks: torch.Tensor
+    """The tables of all nodes, tails and extends, one after the other."""
+    nodes: NodePlan | None
+    tails: TailPlan | None
+    extends: ExtendPlan | None
+
+
+Arrays = dict[str, Sequence[int] | Int32Array]
+
+
+def make_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, device: torch.device) -> TritonPlan:
+    """group: query heads of one KV head."""
+    tables: list[Node | Tail | Extend] = [*batch.nodes, *batch.tails, *batch.extends]
+    starts = _starts(len(table.block_ids) for table in tables)
+    first_tail = len(batch.nodes)
+    first_extend = first_tail + len(batch.tails)
+    blocks = np.concatenate([np.asarray(table.block_ids, dtype=np.int32) for table in tables])
+    node_tokens = [len(node.block_ids) * shape.block_size for node in batch.nodes]
+    node_pieces = [-(-num // tiles.piece_tokens) for num in node_tokens]
+    tail_pieces = [-(-tail.num_tokens // tiles.piece_tokens) for tail in batch.tails]
+
+    # a row's parts: its nodes' in their order, then its tail's
+    num_parts = list(tail_pieces)
+    for node, pieces in zip(batch.nodes, node_pieces, strict=True):
+        for row in node.rows:
+            num_parts[row] += pieces
+    row_parts = _starts(num_parts)
+    next_parts = row_parts[:-1]
+    reader_parts = []
+    for node, pieces in zip(batch.nodes, node_pieces, strict=True):
+        for row in node.rows:
+            reader_parts.append(next_parts[row])
+            next_parts[row] += pieces
+
+    tile_rows, nodes = _node_items([len(node.rows) * group for node in batch.nodes], node_pieces, tiles.max_node_rows)
+    tails = [(row, piece) for row, pieces in enumerate(tail_pieces) for piece in range(pieces)]
+    extends = [
+        (i, tile)
+        for i, extend in enumerate(batch.extends)
+        for tile in range(-(-extend.num_rows * group // tiles.extend_rows))
+    ]
+    on_device = _to_device(
+        {
+            "step": {"slots": batch.slots, "blocks": blocks},
+            "nodes": {
+                "item_count": [len(nodes)],
+                **_columns(nodes, "item_nodes", "item_tiles", "item_pieces"),
+                "node_blocks": starts[:first_tail],
+                "node_tokens": node_tokens,
+                "node_readers": _starts(len(node.rows) for node in batch.nodes),
+                "reader_rows": [row for node in batch.nodes for row in node.rows],
+                "reader_parts": reader_parts,
+            },
+            "tails": {
+                "item_count": [len(tails)],
+                **_columns(tails, "item_rows", "item_pieces"),
+                "tail_blocks": starts[first_tail:first_extend],
+                "tail_tokens": [tail.num_tokens for tail in batch.tails],
+                "tail_parts": next_parts,
+                "row_parts": row_parts,
+            },
+            "extends": {
+                "item_count": [len(extends)],
+                **_columns(extends, "item_extends", "item_tiles"),
+                "extend_blocks": starts[first_extend:-1],
+                "extend_context": [extend.num_context_tokens for extend in batch.extends],
+                "extend_rows": _starts(extend.num_rows for extend in batch.extends),
+            },
+        },
+        device,
+    )
+    return TritonPlan(
+        **on_device["step"],
+        nodes=NodePlan(num_items=len(nodes), tile_rows=tile_rows, **on_device["nodes"]) if nodes else None,
+        tails=TailPlan(num_items=len(tails), num_parts=row_parts[-1], **on_device["tails"]) if tails else None,
+        extends=ExtendPlan(num_items=len(extends), **on_device["extends"]) if extends else None,
+    )
+
+
+def _node_items(node_rows: list[int], node_pieces: list[int], max_rows: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """How many rows a tile has, and (node, tile, piece) of each program; the tiles of a piece follow one another, as
+    they read the same tokens."""
+    tile_rows = MIN_ROWS
+    while tile_rows < min(max_rows, max(node_rows, default=0)):
+        tile_rows *= 2
+    items = [
+        (node, tile, piece)
+        for node, (rows, pieces) in enumerate(zip(node_rows, node_pieces, strict=True))
+        for piece in range(pieces)
+        for tile in range(-(-rows // tile_rows))
+    ]
+    return tile_rows, items
+
+
+def _starts(sizes: Iterable[int]) -> list[int]:
+    """Where each begins, and where the last one ends."""
+    return [0, *accumulate(sizes)]
+
+
+def _columns(items: Sequence[tuple[int, ...]], *names: str) -> Arrays:
+    columns = np.array(items, dtype=np.int32).reshape(len(items), len(names)).T
+    return dict(zip(names, columns, strict=True))
+
+
+def _to_device(groups: Mapping[str, Arrays], device: torch.device) -> dict[str, dict[str, torch.Tensor]]:
+    host = {
+        (group, name): np.asarray(values, dtype=np.int32)
+        for group, arrays in groups.items()
+        for name, values in arrays.items()
+    }
+    places = _starts(-(-max(len(array), 1) // ALIGNMENT) * ALIGNMENT for array in host.values())
+    flat = np.zeros(places[-1], dtype=np.int32)
+    for place, array in zip(places[:-1], host.values(), strict=True):
+        flat[place : place + len(array)] = array
+    buffer = torch.from_numpy(flat).to(device)
+    on_device: dict[str, dict[str, torch.Tensor]] = {group: {} for group in groups}
+    for place, ((group, name), array) in zip(places[:-1], host.items(), strict=True):
+        on_device[group][name] = buffer[place : place + len(array)]
+    return on_device

@@ -1,0 +1,71 @@
+"""The engine over interpreted Triton kernels says what it says over plain torch, token for token, in float32; shadow KV
+is on, and every argument of a kernel is checked."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.models.decoder import Decoder
+from engine.models.prepare import prepare
+from engine.prepared import PreparedModel
+from tests.engine.test_core_with_model import HOST_BLOCK_BYTES, TRUNK, Engine
+from tests.tiny_model import make_tiny
+
+PROMPTS = [TRUNK[:20], [*TRUNK[:20], 7, 8], [*TRUNK[:36], 9], [*TRUNK[:36], 10, 11], [1, 2, 3], TRUNK]
+"""Blocks have 8 tokens: shared at two levels, to the middle of a block, and not at all."""
+MAX_TOKENS = 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    return prepared(tmp_path_factory.mktemp("model"))
+
+
+def prepared(path: Path, family: str = "llama", dtype: str = "float32") -> PreparedModel:
+    source = make_tiny(path / "tiny", family, tie_word_embeddings=False)
+    return prepare(str(source), path / "state", dtype, lambda *_: None)
+
+
+def engine(model: PreparedModel, **settings: Any) -> Engine:
+    return Engine(model, {"kernels": "triton", **settings})
+
+
+def ask_all(engine: Engine) -> dict[str, list[int]]:
+    """Even ones greedily, odd ones with a seed and filters; the first computes what the others share."""
+    for i, prompt_ids in enumerate(PROMPTS):
+        drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 40 * (i % 3), "seed": i} if i % 2 else {}
+        engine.add(str(i), prompt_ids, max_tokens=MAX_TOKENS, **drawn)
+        engine.step()
+    return engine.run()
+
+
+@pytest.fixture(scope="module")
+def expected(model: PreparedModel) -> dict[str, list[int]]:
+    answers = ask_all(Engine(model, {"kernels": "reference"}))
+    assert len({tuple(answer) for answer in answers.values()}) == len(PROMPTS)
+    return answers
+
+
+def test_these_engines_compute_with_triton_and_shadow_kv(model: PreparedModel) -> None:
+    made = engine(model)
+    assert isinstance(made.runner._decoder, Decoder)
+    assert made.runner._decoder.kernels_name == "triton"
+    assert made.core._shadow is not None
+
+
+@pytest.mark.parametrize("shared_attention", ["always", "never"])
+def test_together(model: PreparedModel, expected: dict[str, list[int]], shared_attention: str) -> None:
+    made = engine(model, shared_attention=shared_attention)
+    assert ask_all(made) == expected
+    assert made.core.stats().hit_tokens > 0
+    assert (made.core.stats().blocks_not_read > 0) == (shared_attention == "always")
+
+
+def test_chunked_preempted_and_swapped(model: PreparedModel, expected: dict[str, list[int]]) -> None:
+    settings = {"num_blocks": 12, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    made = engine(model, host_cache_bytes=60 * HOST_BLOCK_BYTES, **settings)
+    assert ask_all(made) == expected
+    assert made.core.stats().host.swapped_out > 0
+    again = engine(model, **settings)
+    assert ask_all(again) == expected
