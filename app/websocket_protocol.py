@@ -1,6 +1,6 @@
 """uvicorn's websocket protocol, with bounds on what a client makes it keep: the pieces of a message, and the pongs that
 it does not read. What is no UTF-8 is the client's mistake and one line in the log, not an error with a traceback. And
-whoever is refused is told why: what it still sends is thrown away for a moment, as closing at once would reset the
+whoever is refused is told why: what it still sends is thrown away for a while, as closing at once would reset the
 connection, and it would lose the close code and every event that it had not read yet.
 """
 
@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 MAX_PIECES = 4096
 """Of one message. Its bytes are bounded by themselves, but a piece may be empty."""
 LINGER_S = 2.0
+"""For so long at most what a refused client sends is thrown away."""
+QUIET_S = 0.1
+"""And until it has sent nothing for so long."""
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
@@ -21,9 +24,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """For the last pings that came while the client read nothing; those before them are not answered any more, as
     RFC 6455 (5.5.3) allows."""
     is_refused = False
+    goes_on = False
+    """Whether it has sent something since it was refused, or since that was looked at last."""
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_refused:
+        if self.is_refused:
+            self.goes_on = True
+        else:
             super().data_received(data)
 
     def handle_cont(self, event: Frame) -> None:
@@ -66,12 +73,18 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.stop_keepalive()
         self.queue.put_nowait({"type": "websocket.disconnect", "code": close.code, "reason": close.reason})
         self.transport.write(b"".join(self.conn.data_to_send()))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        # not half closed meanwhile: asyncio's transports fail in a client that has still something to send then
+        self.close_timer = self.loop.call_later(QUIET_S, self._close_when_quiet, self.loop.time() + LINGER_S)
+
+    def _close_when_quiet(self, latest: float) -> None:
+        if not self.goes_on or self.loop.time() >= latest:
+            self.transport.close()
+            return
+        self.goes_on = False
+        self.close_timer = self.loop.call_later(QUIET_S, self._close_when_quiet, latest)
 
     def _refuse(self, code: CloseCode, reason: str) -> None:
         self.conn.send_close(code, reason)

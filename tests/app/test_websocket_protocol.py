@@ -23,17 +23,10 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
-        self.is_closed = self.is_at_eof = False
+        self.is_closed = False
 
     def write(self, data: bytes) -> None:
-        assert not self.is_at_eof
         self.written += data
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.is_at_eof = True
 
     def take(self) -> bytes:
         written, self.written = self.written, b""
@@ -128,7 +121,6 @@ async def test_a_message_has_so_many_pieces_and_no_more(connection):
     assert connection.transport.take() == b""
     connection.protocol.data_received(empty * 2)
     assert closed_with(connection.transport.take()) == 1009
-    assert connection.transport.is_at_eof
     connection.protocol.data_received(begin + empty * 10 + frame(PING, b""))
     assert connection.protocol.frames == []
     assert connection.transport.take() == b""
@@ -147,17 +139,29 @@ async def test_what_is_no_utf8_is_one_line_in_the_log(connection, caplog):
     assert record.getMessage().endswith("1007 no UTF-8: unexpected end of data at byte 3")
 
 
-async def test_who_is_refused_can_read_why_before_the_connection_is_closed(connection, monkeypatch):
-    """What is still on its way is thrown away; the connection is closed when the client has closed it, or soon."""
-    monkeypatch.setattr(websocket_protocol, "LINGER_S", 0.0)
+@pytest.mark.parametrize("is_quiet", [True, False])
+async def test_who_is_refused_can_read_why_before_the_connection_is_closed(connection, monkeypatch, is_quiet):
+    """What it still sends is thrown away; the connection is closed once it sends nothing, or at last."""
+    timers = []
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        loop, "call_later", lambda delay, call, *args: timers.append((call, args)) or loop.call_soon(id, 0)
+    )
     large = frame(TEXT, b"x" * (MAX_FRAME_BYTES + 1))
     connection.protocol.data_received(large[:100])
     assert closed_with(connection.transport.take()) == 1009
-    assert connection.transport.is_at_eof
-    assert not connection.transport.is_closed
-    connection.protocol.data_received(large[100:] + frame(TEXT, b"{}"))
-    while not connection.transport.is_closed:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    for _ in range(3):
+        connection.protocol.data_received(large[100:] + frame(TEXT, b"{}"))
+        call, args = timers.pop()
+        call(*args)
+        assert not connection.transport.is_closed
+    call, (latest,) = timers.pop()
+    if is_quiet:
+        call(latest)
+    else:
+        connection.protocol.data_received(b"more")
+        call(loop.time())
+    assert connection.transport.is_closed
     assert connection.received == []
 
 
