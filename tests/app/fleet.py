@@ -23,7 +23,7 @@ import httpx
 import msgspec
 from websockets.asyncio.client import connect
 
-from app.child import ChildSpec, start_child
+from app.child import ChildSpec, send_signal, start_child
 from app.config import GatewayConfig
 from app.serve import is_ready, runtime_dir
 from engine.protocol import EngineStats
@@ -77,8 +77,8 @@ class Fleet:
                     await asyncio.sleep(0.01)
 
     async def kill(self, name: str) -> None:
-        """kill -9."""
-        os.kill(self.processes[name].pid, signal.SIGKILL)
+        """kill -9; nothing, if it has just ended."""
+        send_signal(self.processes[name], signal.SIGKILL)
         await self.ended(name)
 
     async def ended(self, name: str) -> int:
@@ -96,6 +96,10 @@ class Fleet:
     def stop(self, name: str) -> None:
         """SIGSTOP, until `go_on`."""
         os.kill(self.processes[name].pid, signal.SIGSTOP)
+
+    def arm(self, name: str) -> None:
+        """Its failpoint counts from now on."""
+        os.kill(self.processes[name].pid, signal.SIGUSR1)
 
     def go_on(self, name: str) -> None:
         os.kill(self.processes[name].pid, signal.SIGCONT)
@@ -207,7 +211,7 @@ async def fleet(
     *,
     num_gateways: int = 2,
     num_engines: int = 1,
-    lease_ms: int = 1000,
+    lease_ms: int = 1500,
     engine_lease_s: float = 10.0,
     failpoints: dict[str, Failpoint] | None = None,
 ) -> AsyncIterator[Fleet]:

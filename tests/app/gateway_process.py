@@ -42,6 +42,8 @@ class Failpoint(msgspec.Struct, frozen=True):
     text: str = ""
     is_after: bool = False
     """When Redis has done it and nobody knows yet; else before Redis hears of it."""
+    waits_for_signal: bool = False
+    """It is nothing before SIGUSR1 has come."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -49,11 +51,13 @@ class Settings(msgspec.Struct, frozen=True):
     failpoint: Failpoint | None = None
 
 
-def dying(method: Callable[..., Awaitable[Any]], failpoint: Failpoint) -> Callable[..., Awaitable[Any]]:
+def dying(
+    method: Callable[..., Awaitable[Any]], failpoint: Failpoint, is_armed: asyncio.Event
+) -> Callable[..., Awaitable[Any]]:
     """The method, but it kills this process when it is called about the failpoint's text."""
 
     async def run(argument: Any) -> Any:
-        is_meant = failpoint.text in _text(argument)
+        is_meant = is_armed.is_set() and failpoint.text in _text(argument)
         if is_meant and not failpoint.is_after:
             os.kill(os.getpid(), signal.SIGKILL)
         result = await method(argument)
@@ -79,7 +83,12 @@ def install(failpoint: Failpoint, state: Stateful) -> None:
         Place.FINISH: (state.sessions, "finish"),
         Place.TAKE: (state.sessions, "try_take"),
     }[failpoint.place]
-    setattr(owner, name, dying(getattr(owner, name), failpoint))
+    is_armed = asyncio.Event()
+    if failpoint.waits_for_signal:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, is_armed.set)
+    else:
+        is_armed.set()
+    setattr(owner, name, dying(getattr(owner, name), failpoint, is_armed))
 
 
 def opener(settings: Settings) -> Any:

@@ -20,7 +20,8 @@ from engine.config import EngineConfig
 from tests.scripted_engine import make_byte_model
 
 REPOSITORY = Path(__file__).parent.parent.parent
-GUARD_S = 60
+GUARD_S = 600
+"""Against hanging; on a busy machine everything may stand still for minutes."""
 
 
 def options(tmp_path: Path, **changes: object) -> ServeOptions:

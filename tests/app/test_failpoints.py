@@ -28,8 +28,8 @@ BEFORE_APPEND = Failpoint(Place.APPEND, " is lit")
 AFTER_APPEND = Failpoint(Place.APPEND, " is lit", is_after=True)
 BEFORE_END = Failpoint(Place.FINISH, " is lit")
 AFTER_END = Failpoint(Place.FINISH, " is lit", is_after=True)
-BEFORE_TAKE = Failpoint(Place.TAKE)
-AFTER_TAKE = Failpoint(Place.TAKE, is_after=True)
+BEFORE_TAKE = Failpoint(Place.TAKE, waits_for_signal=True)
+AFTER_TAKE = Failpoint(Place.TAKE, is_after=True, waits_for_signal=True)
 
 
 async def begin(gateways: Fleet, name: str = "gateway-1") -> str:
@@ -118,6 +118,7 @@ async def test_both_gateways_killed_one_between_the_others_lease_and_its_own(
         reader = Reader(gateways, await begin(gateways))
         reading = asyncio.create_task(reader.read_on("gateway-2"))
         await until(lambda: reader.text == "the lamp")
+        gateways.arm("gateway-2")
         await gateways.kill("gateway-1")
         assert await gateways.ended("gateway-2") == -9
         assert not await reading
