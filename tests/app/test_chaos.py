@@ -75,6 +75,7 @@ async def run_chaos(folder: Path, seconds: float, *, num_clients: int = 10, kill
         stories = [story for client in clients for story in client.stories]
         print(f"kills: {killer.num_kills}, cuts: {sum(c.num_cuts for c in clients)}, messages: {len(stories)}")
         stored = await settle(gateways)
+        print_outcomes(stored)
         assert stored.keys() == {story.response_id for story in stories}, "each message has one answer, and no more"
         for story in stories:
             await check_story(gateways, story, stored[story.response_id], is_strict=not kills_redis)
@@ -83,7 +84,6 @@ async def run_chaos(folder: Path, seconds: float, *, num_clients: int = 10, kill
             assert "Traceback" not in gateways.log(name), gateways.log(name)
         await assert_at_rest(gateways)
         await check_usage(gateways, stored)
-        print_outcomes(stored)
 
 
 async def settle(gateways: Fleet) -> dict[str, dict[str, Any]]:
