@@ -11,11 +11,13 @@ TILE_VALUES = 4096
 
 def copy_blocks(kv: torch.Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
     """As `kernels.blocks.copy_blocks`. One launch; two, by way of a buffer, if a block is both source and target."""
-    ids = torch.tensor([sources, targets], dtype=torch.int64, device=kv.device)
+    # two tensors: rows of one would be aligned now so and now so, and the kernel compiled for each
+    source_ids = torch.tensor(sources, dtype=torch.int64, device=kv.device)
+    target_ids = torch.tensor(targets, dtype=torch.int64, device=kv.device)
     if set(sources).isdisjoint(targets):
-        _move(kv, kv, ids[0], ids[1])
+        _move(kv, kv, source_ids, target_ids)
     else:
-        scatter_blocks(kv, ids[1], gather_blocks(kv, ids[0]))
+        scatter_blocks(kv, target_ids, gather_blocks(kv, source_ids))
 
 
 def gather_blocks(kv: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -40,8 +40,8 @@ def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
         torch.from_numpy(batch.seeds).to(device),
         torch.from_numpy(batch.choices).to(device),
         torch.from_numpy(batch.positions).to(device),
-        drawn[0],
-        drawn[1],
+        drawn,
+        num_rows,
         VOCABULARY=vocab_size,
         TILE=tiles.draw_tokens,
         FILTER_TILE=tiles.search_tokens,
@@ -146,7 +146,7 @@ def find_by_id(logits, best, temperature, share, VOCABULARY: tl.constexpr, TILE:
     return tl.sum(found, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def draw_tokens(
     logits,
     temperatures,
@@ -157,7 +157,7 @@ def draw_tokens(
     choices,
     positions,
     drawn,
-    is_finite,
+    num_rows,
     VOCABULARY: tl.constexpr,
     TILE: tl.constexpr,
     FILTER_TILE: tl.constexpr,
@@ -165,8 +165,8 @@ def draw_tokens(
     """Grid (rows). logits fp32 [rows, VOCABULARY], contiguous; of every other array one number a row.
 
     temperatures fp32, 0: the largest logit; top_ks int32, 0: off; top_ps fp64, 1: off; min_ps fp64, 0: off; seeds
-    int64, choices int32, positions int64. drawn int64; is_finite int64: 0 if the largest logit is not finite or one is
-    NaN, and what is drawn then is nothing.
+    int64, choices int32, positions int64. drawn int64 [2, num_rows]: ids, and 1, or 0 if the largest logit is not
+    finite or one is NaN, and what is drawn then is nothing.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCABULARY
@@ -197,7 +197,7 @@ def draw_tokens(
         else:
             token = find_by_id(logits, best, temperature, share, VOCABULARY, TILE)
     tl.store(drawn + row, token.to(tl.int64))
-    tl.store(is_finite + row, is_good.to(tl.int64))
+    tl.store(drawn + num_rows + row, is_good.to(tl.int64))
 
 
 @triton.jit

@@ -109,14 +109,25 @@ def recorded_launches() -> Iterator[list[Launched]]:
             patch.stop()
 
 
-def launches_of(shape: Shape, tiles: Tiles, dtype: torch.dtype = torch.bfloat16) -> dict[str, Launched]:
+def launches_of(shape: Shape, tiles: Tiles) -> dict[str, Launched]:
     """Those of a step of the model with nodes of few and of many rows, and of what is around a step. By a name each."""
+    few, many = (step_launches(shape, tiles, num_decodes, 64) for num_decodes in (2, 64))
+    return {"nodes, few rows": few["nodes"], "nodes, many rows": many.pop("nodes"), **many}
+
+
+def step_launches(shape: Shape, tiles: Tiles, num_decodes: int, num_new: int) -> dict[str, Launched]:
+    """Of one node over so many decode rows and an extend of so many tokens, in bfloat16."""
+    dtype = torch.bfloat16
     kernels = backend.TritonKernels(CPU, shape.num_heads, tiles)
     kv_shape = KVShape(8, shape.num_kv_heads, 16, shape.head_dim)
-    kv = torch.empty(2, 8, shape.num_kv_heads, 16, shape.head_dim, dtype=dtype)
-    few, many = (AttentionBatch(range(n), [Tail([1], 1)] * n, [Node([2], range(n))]) for n in (2, 64))
-    extend = AttentionBatch(range(64), (), (), [Extend(64, 0, [1, 2, 3, 4])])
-    num_all = shape.num_heads + 2 * shape.num_kv_heads
+    kv = torch.empty(1, 2, 8, shape.num_kv_heads, 16, shape.head_dim, dtype=dtype)
+    num_rows, num_all = num_decodes + num_new, shape.num_heads + 2 * shape.num_kv_heads
+    tails, node = [Tail([1], 1)] * num_decodes, Node([2], range(num_decodes))
+    batch = AttentionBatch(range(num_rows), tails, [node], [Extend(num_new, 0, [1, 2, 3, 4])])
+
+    def empty(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype)
+
     found: dict[str, Launched] = {}
     with recorded_launches() as launches:
 
@@ -125,39 +136,33 @@ def launches_of(shape: Shape, tiles: Tiles, dtype: torch.dtype = torch.bfloat16)
             found.update(zip(names, launches, strict=True))
             launches.clear()
 
-        for name, batch in (("few", few), ("many", many)):
-            num = len(batch.tails)
-            heads = torch.empty(num, num_all, shape.head_dim, dtype=dtype)
-            tables = torch.empty(num, 1, shape.head_dim)
-            plan = kernels.plan(batch, kv_shape, dtype)
-            q = kernels.rope_and_write_kv(heads, tables, tables, kv, plan)
-            kernels.decode_attention(q, kv, plan, torch.empty(num, shape.num_heads, shape.head_dim, dtype=dtype))
-            take("rotate and write", f"nodes, {name} rows", "tails", "merge")
-        q = torch.empty(64, num_all, shape.head_dim, dtype=dtype)[:, : shape.num_heads]
-        out = torch.empty(64, shape.num_heads, shape.head_dim, dtype=dtype)
-        kernels.extend_attention(q, kv, kernels.plan(extend, kv_shape, dtype), out)
-        take("extends")
-        x, weight = torch.empty(64, shape.hidden_size, dtype=dtype), torch.empty(shape.hidden_size, dtype=dtype)
+        plan = kernels.plan(batch, kv_shape, dtype)
+        tables = torch.empty(num_rows, 1, shape.head_dim)
+        q = kernels.rope_and_write_kv(empty(num_rows, num_all, shape.head_dim), tables, tables, kv[0], plan)
+        out = empty(num_rows, shape.num_heads, shape.head_dim)
+        kernels.decode_attention(q[:num_decodes], kv[0], plan, out[:num_decodes])
+        kernels.extend_attention(q[num_decodes:], kv[0], plan, out[num_decodes:])
+        take("rotate and write", "nodes", "tails", "merge", "extends")
+
+        x, narrow, weight = empty(num_rows, shape.hidden_size), empty(num_rows, 16), empty(shape.hidden_size)
         kernels.rms_norm(x, weight, 1e-5)
-        square = kernels.pack_linear(torch.empty(shape.hidden_size, 16, dtype=dtype))
-        kernels.linear_and_norm(torch.empty(64, 16, dtype=dtype), square, x, weight, 1e-5)
+        kernels.linear_and_norm(narrow, kernels.pack_linear(empty(shape.hidden_size, 16)), x, weight, 1e-5)
         take("norm", "add and norm")
         if shape.head_norms:
-            kernels.rms_norm(q, torch.empty(shape.head_dim, dtype=dtype), 1e-5)
+            kernels.rms_norm(q, empty(shape.head_dim), 1e-5)
             take("norm of heads")
-        gate = kernels.pack_linear(torch.empty(shape.intermediate_size, 16, dtype=dtype))
-        kernels.swiglu(torch.empty(64, 16, dtype=dtype), gate, gate)
+        gate = kernels.pack_linear(empty(shape.intermediate_size, 16))
+        kernels.swiglu(narrow, gate, gate)
         take("swiglu")
-        layers = kv[None].expand(2, -1, -1, -1, -1, -1).contiguous()
-        ids = torch.tensor([1, 2])
-        blocks.copy_blocks(layers, [1], [2])
-        gathered = blocks.gather_blocks(layers, ids)
-        blocks.scatter_blocks(layers, ids, gathered)
-        take("copy blocks", "gather blocks", "scatter blocks")
-        numbers = {name: torch.zeros(4, dtype=kind).numpy() for name, kind in DRAW_DTYPES.items()}
+
+        ids = list(range(num_decodes))
+        blocks.copy_blocks(kv, ids, [num_decodes + i for i in ids])
+        gathered = blocks.gather_blocks(kv, torch.tensor(ids))
+        blocks.scatter_blocks(kv, torch.tensor(ids), gathered)
+        numbers = {name: torch.zeros(num_decodes, dtype=kind).numpy() for name, kind in DRAW_DTYPES.items()}
         with mock.patch.object(draw, "tiles_for", return_value=tiles):
-            draw.draw(torch.empty(4, shape.vocab_size), DrawBatch(**numbers))
-        take("draw")
+            draw.draw(torch.empty(num_decodes, shape.vocab_size), DrawBatch(**numbers))
+        take("copy blocks", "gather blocks", "scatter blocks", "draw")
     return found
 
 

@@ -48,6 +48,21 @@ def test_the_table_keeps_to_the_limits_of_each_target() -> None:
                 check_limits(target, kernel, needs)
 
 
+def test_no_step_needs_another_compilation_than_the_first() -> None:
+    """Whatever its numbers of rows and tokens, as nothing may be compiled while others wait. Nodes alone come in a form
+    for each size of their tiles."""
+    forms: dict[str, set[str]] = {}
+    for num_decodes, num_new in ((1, 1), (2, 16), (3, 2), (6, 7), (16, 1), (17, 33), (64, 20)):
+        for kernel, launched in ahead.step_launches(
+            ahead.SHAPES["Qwen3-8B"], ahead.DEFAULT, num_decodes, num_new
+        ).items():
+            source = ahead.source_of(launched)
+            form = (sorted(source.constants.items()), sorted(source.attrs.items()), source.signature, launched.options)
+            forms.setdefault(kernel, set()).add(repr(form))
+    assert {kernel for kernel, of_kernel in forms.items() if len(of_kernel) > 1} == {"nodes"}
+    assert len(forms["nodes"]) == 3
+
+
 def check(target: ahead.Target, name: str, kernels: tuple[str, ...] = ()) -> None:
     table = ahead.read_table()
     measured = ahead.measure(target, ahead.SHAPES[name], kernels)

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.models.decoder import Decoder
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
+from kernels.triton import blocks
 from tests.engine.test_core_with_model import HOST_BLOCK_BYTES, TRUNK, Engine
 from tests.tiny_model import make_tiny
 
@@ -55,17 +57,32 @@ def test_these_engines_compute_with_triton_and_shadow_kv(model: PreparedModel) -
 
 
 @pytest.mark.parametrize("shared_attention", ["always", "never"])
-def test_together(model: PreparedModel, expected: dict[str, list[int]], shared_attention: str) -> None:
+def test_together(
+    model: PreparedModel, expected: dict[str, list[int]], shared_attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+
+    def copy_blocks(kv: torch.Tensor, sources: list[int], targets: list[int]) -> None:
+        copied.extend(targets)
+        copy(kv, sources, targets)
+
+    copy = blocks.copy_blocks
+    monkeypatch.setattr(blocks, "copy_blocks", copy_blocks)
     made = engine(model, shared_attention=shared_attention)
     assert ask_all(made) == expected
+    # whoever goes on from the middle of a block that another one reads has its own copy of it
+    assert len(copied) >= 2
     assert made.core.stats().hit_tokens > 0
     assert (made.core.stats().blocks_not_read > 0) == (shared_attention == "always")
 
 
 def test_chunked_preempted_and_swapped(model: PreparedModel, expected: dict[str, list[int]]) -> None:
-    settings = {"num_blocks": 12, "max_num_seqs": 4, "max_num_batched_tokens": 16}
+    """In a pool that holds one of the longer ones; what another one drove out comes back from the host."""
+    settings = {"num_blocks": 8, "max_num_seqs": 4, "max_num_batched_tokens": 16}
     made = engine(model, host_cache_bytes=60 * HOST_BLOCK_BYTES, **settings)
     assert ask_all(made) == expected
-    assert made.core.stats().host.swapped_out > 0
-    again = engine(model, **settings)
-    assert ask_all(again) == expected
+    assert made.core.stats().preemptions > 0
+    made.ask([(13 * i + 1) % 380 for i in range(56)], max_tokens=1)
+    assert made.ask(PROMPTS[2], max_tokens=2) == expected["2"][:2]
+    host = made.core.stats().host
+    assert (host.swapped_out > 0, host.swapped_in > 0) == (True, True)
