@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.chunks import GeneratingRequest
-from app.config import Limits
 from app.errors import BadRequest
+from app.limits import Limits
 from app.request_params import Items, MaxTokens, RequestModel, unsupported
 from app.template_options import TemplateOptions
 from engine.sampling_params import MAX_LOGPROBS

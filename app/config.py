@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from app.json_body import MAX_BODY_BYTES
+from app.limits import Limits, Section
 from app.template_options import TemplateOptions
 
 GATEWAY_VARIABLE = "TRUNKLINE_GATEWAY"
@@ -126,11 +126,7 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
-
-
-class TenantConfig(_Section):
+class TenantConfig(Section):
     """`key`, `keys` (plain) and `key_sha256` (hex) are merged into hashes; the plain keys are forgotten."""
 
     id: Id
@@ -165,7 +161,7 @@ class TenantConfig(_Section):
         return self
 
 
-class AssistantConfig(_Section):
+class AssistantConfig(Section):
     id: Id
     instructions: str = Field(min_length=1)
     tenant: Id | None = None
@@ -200,20 +196,7 @@ class AssistantConfig(_Section):
         return self
 
 
-class Limits(_Section):
-    max_body_bytes: int = Field(default=MAX_BODY_BYTES, ge=1024)
-    max_choices: int = Field(default=128, ge=1)
-    """Of one request: prompts times n."""
-    max_messages: int = Field(default=4096, ge=1)
-    usage_retention_days: int = Field(default=90, ge=1, le=3650)
-    """The usage ledger is kept for so long."""
-    ping_interval_s: float = Field(default=10.0, gt=0)
-    """A comment is sent on a silent event stream this often."""
-    send_timeout_s: float = Field(default=60.0, gt=0)
-    """A client that takes nothing for so long is dropped."""
-
-
-class FileConfig(_Section):
+class FileConfig(Section):
     """What the operator writes (TOML)."""
 
     tenants: tuple[TenantConfig, ...] = ()

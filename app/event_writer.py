@@ -128,10 +128,14 @@ class EventSource(Protocol):
 
 
 class LogCursor:
-    """A reader of a stored answer: its place in the log is all it has."""
+    """A reader of a stored answer: its place in the log is all it has. `enter` is told that it reads, from the moment
+    when it is watched; what that returns, that it does not any more."""
 
-    def __init__(self, log: EventLog, response_id: str, after: int) -> None:
+    def __init__(
+        self, log: EventLog, response_id: str, after: int, enter: Callable[[str], Callable[[], None]] | None = None
+    ) -> None:
         self._log = log
+        self._enter = enter
         self._response_id = response_id
         self._after = after
 
@@ -145,7 +149,16 @@ class LogCursor:
         return events, ended
 
     def watch(self, wake: Wake) -> Callable[[], None]:
-        return self._log.watch(self._response_id, wake)
+        stop_watching = self._log.watch(self._response_id, wake)
+        if self._enter is None:
+            return stop_watching
+        leave = self._enter(self._response_id)
+
+        def stop() -> None:
+            stop_watching()
+            leave()
+
+        return stop
 
 
 class Mailbox:

@@ -94,8 +94,9 @@ class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    reason: Literal["max_output_tokens", "log_lost"]
-    """`log_lost`: its gateway has gone, and the session store does not hold all of its events."""
+    reason: Literal["max_output_tokens", "not_resumed", "log_lost"]
+    """`not_resumed`: it was paused because nobody read it, and nobody came back in time. `log_lost`: its gateway has
+    gone, and the session store does not hold all of its events."""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):

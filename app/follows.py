@@ -1,4 +1,5 @@
-"""Answers of other gateways that are read here: when the gateway that runs one has gone, this one does what is left."""
+"""Answers of other gateways that are read here: those who run them are told so, and when one of them has gone, this
+gateway does what is left."""
 
 import asyncio
 import logging
@@ -50,6 +51,7 @@ class Follows:
             self._new.clear()
             self._tenants = {name: self._tenants[name] for name in kept}
             try:
+                await self._sessions.say_read(list(self._tenants))
                 for response_id in await self._sessions.find_without_lease(list(self._tenants)):
                     node = await self._sessions.find(self._tenants[response_id], response_id)
                     if node is not None:

@@ -16,6 +16,7 @@ from app.errors import ApiError, BadRequest, EngineUnavailable, ShuttingDown, fr
 from app.metrics import AnswerMeter, Metrics
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
+from app.resubmission import Resubmission
 from app.tenants import Tenant
 from app.usage_record import AnswerTimes, Outcome
 from engine.client import Submitter
@@ -58,10 +59,11 @@ class Generation:
         history: PromptHistory | None = None,
         on_end: Callable[["Generation", Outcome], None] | None = None,
         drain: Drain | None = None,
+        pausable: Resubmission | None = None,
     ) -> None:
         """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
         `on_end` is called once, when its numbers are final, if it was entered. `drain`: when its time is over, the
-        answer ends with ShuttingDown.
+        answer ends with ShuttingDown. `pausable`: has what was submitted; without it nothing is paused.
 
         Raises ApiError if the request could never be served, EngineUnavailable if the engine is not there.
         """
@@ -77,6 +79,8 @@ class Generation:
         self._history = history
         self._on_end = on_end
         self._drain = drain
+        self._pausable = pausable
+        self._is_paused = False
         self._meter: AnswerMeter | None = None
         self._choices: list[Choice] = []
         self._arrived: set[Choice] = set()
@@ -212,6 +216,26 @@ class Generation:
             has_completed = all(choice.is_done for choice in self._choices)
             outcome: Outcome = "completed" if has_completed and error is None else "aborted"
             self._on_end(self, "failed" if isinstance(error, ApiError) else outcome)
+
+    def pause(self) -> None:
+        """Nothing more comes until `go_on`: the engine forgets what has not ended."""
+        if self._pausable is not None and not self._is_paused:
+            self._is_paused = True
+            self.times.pause()
+            if self._meter is not None:
+                self._meter.pause()
+            for choice in self._choices:
+                self._pausable.pause(choice.stream.request_id)
+
+    def go_on(self) -> None:
+        """With the next token: the engine computes again what it does not hold any more."""
+        if self._pausable is not None and self._is_paused:
+            self._is_paused = False
+            self.times.go_on()
+            if self._meter is not None:
+                self._meter.go_on()
+            for choice in self._choices:
+                self._pausable.go_on(choice.stream.request_id)
 
     def _remember(self, *, has_failed: bool) -> None:
         """Prompts that were computed, each with the first choice of its answers."""

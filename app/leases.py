@@ -1,5 +1,5 @@
 """The leases of the responses that run here, renewed as long as they do; so this gateway also learns that one of them
-has been cancelled at another gateway, or is not its own any more."""
+has been cancelled at another gateway, has readers there, or is not its own any more."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from app.announcements import Announcements
+from app.readers import Readers
 from app.response_run import ResponseRun
 from app.sessions import Sessions, SessionsUnavailable
 
@@ -19,8 +20,9 @@ LEASE_RETRY_S = 0.25
 class Leases:
     """A run whose lease another gateway has is abandoned. The task lives while stored responses run."""
 
-    def __init__(self, sessions: Sessions, announcements: Announcements) -> None:
+    def __init__(self, sessions: Sessions, announcements: Announcements, readers: Readers) -> None:
         self._sessions = sessions
+        self._readers = readers
         self._announcements = announcements
         self._news = asyncio.Event()
         """Another gateway says that there is something to look at."""
@@ -59,3 +61,5 @@ class Leases:
                     runs[response_id].abandon()
                 for response_id in renewed.to_stop:
                     runs[response_id].stop()
+                for response_id in runs:
+                    self._readers.read_elsewhere(str(response_id), is_read=response_id in renewed.read)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from app.assistants import Assistants
-from app.config import ConfigError, FileConfig, GatewayConfig, Limits, check_open_mode, load_file_config
+from app.config import ConfigError, FileConfig, GatewayConfig, check_open_mode, load_file_config
+from app.limits import Limits
 from app.origins import Origins
 from app.scopes import Scopes
 from app.tenants import Tenants

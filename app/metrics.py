@@ -75,6 +75,7 @@ class AnswerMeter:
         self._tenant = tenant
         self._assistant = assistant
         self._start = metrics.clock()
+        self._paused_at = self._start
         self._last: list[float | None] = [None] * num_choices
         self._num_running = num_choices
         self._is_open = True
@@ -96,6 +97,15 @@ class AnswerMeter:
             self._metrics.itl.observe(now - last)
         self._last[choice] = now
         self._metrics.generation_tokens.inc(num_tokens)
+
+    def pause(self) -> None:
+        """From now until `go_on` no time passes for it."""
+        self._paused_at = self._metrics.clock()
+
+    def go_on(self) -> None:
+        gap = self._metrics.clock() - self._paused_at
+        self._start += gap
+        self._last = [None if last is None else last + gap for last in self._last]
 
     def end(self, finish_reason: str) -> None:
         """A choice ended."""

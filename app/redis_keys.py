@@ -2,6 +2,7 @@
 
 {s:<root>}:r:<id>   the node, see app/response_node.py
 {s:<root>}:o:<id>   lease of the gateway that runs it
+{s:<root>}:w:<id>   it has readers at other gateways
 {s:<root>}:e:<id>   its events, see app/redis_log.py; also the channel on which new ones are announced
 """
 
@@ -14,6 +15,10 @@ def node_key(response_id: ResponseId) -> str:
 
 def lease_key(response_id: ResponseId) -> str:
     return f"{{s:{response_id.root}}}:o:{response_id}"
+
+
+def readers_key(response_id: ResponseId) -> str:
+    return f"{{s:{response_id.root}}}:w:{response_id}"
 
 
 def log_key(response_id: ResponseId) -> str:

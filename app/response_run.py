@@ -1,7 +1,7 @@
 """One response from its first event to its last: a generation is turned into events, and its end is stored.
 
 It runs in a task of its own, which no client's connection holds. Only `stop` ends it early; and `abandon`, which leaves
-its end to another gateway.
+its end to another gateway. While it is paused no engine works for it.
 """
 
 import asyncio
@@ -78,10 +78,11 @@ class ResponseRun:
         self._has_item = False
         self._has_choice = False
         self._is_generating = False
-        self._stopped_by: Literal["cancel", "shutdown", "takeover"] | None = None
+        self._stopped_by: Literal["cancel", "shutdown", "not_resumed", "takeover"] | None = None
         self._is_abandoned = False
         self._finish_reason: Literal["stop", "length"] | None = None
         self._error: ApiError | None = None
+        self._on_tokens: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -130,7 +131,25 @@ class ResponseRun:
         self._task = asyncio.create_task(self._run(), name=f"response {self._node.id}")
         return self._task
 
-    def stop(self, by: Literal["cancel", "shutdown"] = "cancel") -> None:
+    @property
+    def num_output_tokens(self) -> int:
+        return self._generation.num_output_tokens
+
+    def watch_tokens(self, on_tokens: Callable[[], None] | None) -> None:
+        """Has it called whenever tokens have come; None: no more."""
+        self._on_tokens = on_tokens
+
+    def pause(self) -> bool:
+        """Nothing more comes of it until `go_on`. False, and nothing changes, before the work and from its end on."""
+        if self._is_generating and not self.is_stopped:
+            self._generation.pause()
+        return self._is_generating and not self.is_stopped
+
+    def go_on(self) -> None:
+        if self._is_generating and not self.is_stopped:
+            self._generation.go_on()
+
+    def stop(self, by: Literal["cancel", "shutdown", "not_resumed"] = "cancel") -> None:
         """Ends the work within one step of the engine; the text so far is kept. After the end it does nothing."""
         if self._stopped_by is None and self._task is not None and self._finish_reason is None:
             self._stopped_by = by
@@ -174,6 +193,8 @@ class ResponseRun:
                 async for deltas in generation:
                     for delta in deltas:
                         self._take(delta)
+                    if self._on_tokens is not None:
+                        self._on_tokens()
         except ApiError as e:
             self._error = e
         except asyncio.CancelledError:
@@ -206,6 +227,9 @@ class ResponseRun:
             await self._end_as("failed", Failed, error=SHUT_DOWN)
         elif self._stopped_by == "cancel":
             await self._end_as("cancelled", Incomplete)
+        elif self._stopped_by == "not_resumed":
+            details = IncompleteDetails(reason="not_resumed")
+            await self._end_as("incomplete", Incomplete, incomplete_details=details)
         elif self._finish_reason == "length":
             self._ensure_item()
             details = IncompleteDetails(reason="max_output_tokens")

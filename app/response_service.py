@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,22 +16,27 @@ from app.cache_report import Explainer
 from app.conversation_store import ConversationStore
 from app.errors import Conflict, NotFound, ShuttingDown
 from app.event_log import CursorLost, EventsNotHeld
-from app.event_writer import EventSink, EventSource, EventWriter, LogCursor, Mailbox, Unread, Waiter
+from app.event_writer import EventSink, EventWriter, LogCursor, Mailbox, Unread, Waiter
 from app.events import Item, ResponseError, ResponseObject
 from app.follows import Follows
-from app.ids import ResponseId, try_parse_response_id
+from app.grace import GraceRules
+from app.ids import try_parse_response_id
 from app.leases import Leases
+from app.limits import Limits
 from app.live_config import Configured
 from app.logprobs import logprob_writer
+from app.lookup_errors import events_not_held, parse_known, unknown_response
 from app.rate_limits import Reservation
+from app.readers import Readers
 from app.recovery import Recovery
 from app.response_end import store_end
-from app.response_node import HistoryMessage, ResponseNode
+from app.response_node import ResponseNode
 from app.response_plan import Parent, Plan, ResponsePlanner, or_unavailable
 from app.response_run import ResponseRun
 from app.services import Services
 from app.sessions import Sessions
 from app.shared_log import SharedEventLog
+from app.started import Followed, Started
 from app.tenants import Tenant
 
 logger = logging.getLogger(__name__)
@@ -41,31 +45,8 @@ AFTER_ALL = 2**62
 """A place in a log that no event has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A response under way and all its events."""
-
-    run: ResponseRun
-    source: EventSource
-    history: tuple[HistoryMessage, ...]
-    """Everything said before its own input."""
-    headers: Mapping[str, str]
-    """Of the limits that it was let in under."""
-
-    def as_parent(self) -> Parent:
-        """For children on the socket that asked for it. The response has to be at its end."""
-        return Parent(self.run.node, (*self.history, *self.run.node.turn.messages))
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    source: EventSource
-    stream_id: str | None
-    """The websocket lane that asked for the response."""
-
-
 class ResponseService:
-    """Owns the running responses. `now` gives seconds since 1970."""
+    """Owns the running responses. `now` gives seconds since 1970, `readers` know of those that run here."""
 
     def __init__(
         self,
@@ -75,6 +56,7 @@ class ResponseService:
         recovery: Recovery,
         announcements: Announcements,
         conversations: ConversationStore,
+        readers: Readers,
         *,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -90,7 +72,8 @@ class ResponseService:
         self._writer = EventWriter(log)
         self._runs: dict[str, ResponseRun] = {}
         self._starting: set[asyncio.Task[Started]] = set()
-        self._leases = Leases(sessions, announcements)
+        self._readers = readers
+        self._leases = Leases(sessions, announcements, readers)
         self._follows = Follows(sessions, log, recovery)
         self._is_closing = False
 
@@ -111,6 +94,7 @@ class ResponseService:
 
     async def close(self, grace_s: float = 0.0) -> None:
         await self.finish(grace_s)
+        await self._readers.close()
         await self._follows.close()
         await self._writer.flush()
 
@@ -145,7 +129,7 @@ class ResponseService:
         if not plan.node.response.store:
             return self._start_unstored(plan, reservation, Mailbox() if wants_events else Unread())
         # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
-        starting = asyncio.create_task(self._start_stored(plan, reservation))
+        starting = asyncio.create_task(self._start_stored(plan, reservation, configured.limits))
         self._starting.add(starting)
         starting.add_done_callback(self._starting_ended)
         return await asyncio.shield(starting)
@@ -160,7 +144,7 @@ class ResponseService:
         self._launch(run, reservation)
         return Started(run, events, plan.history, reservation.headers)
 
-    async def _start_stored(self, plan: Plan, reservation: Reservation) -> Started:
+    async def _start_stored(self, plan: Plan, reservation: Reservation, limits: Limits) -> Started:
         response_id = str(plan.node.id)
         try:
             if plan.node.response.conversation is not None:
@@ -172,7 +156,12 @@ class ResponseService:
             raise
         self._launch(run, reservation)
         self._leases.keep(run)
-        return Started(run, LogCursor(self._log, response_id, -1), plan.history, reservation.headers)
+        if not run.response.background:
+            self._readers.keep(run, GraceRules.of(limits))
+        return Started(run, self._cursor(response_id, -1), plan.history, reservation.headers)
+
+    def _cursor(self, response_id: str, after: int) -> LogCursor:
+        return LogCursor(self._log, response_id, after, self._readers.enter)
 
     def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
         async def end(node: ResponseNode) -> ResponseError | None:
@@ -211,6 +200,7 @@ class ResponseService:
         reservation.settle(run.response.usage.total_tokens if run.response.usage is not None else 0)
         if run.is_stored:
             self._leases.release(run)
+            self._readers.release(run)
         if run.is_abandoned:
             self._writer.forget(response_id)
             self._log.give_up(response_id)
@@ -224,11 +214,16 @@ class ResponseService:
         return await self._planner.count_input_tokens(configured, tenant, body)
 
     async def get(self, tenant: Tenant, response_id: str) -> ResponseObject:
-        """As it is now. Raises ApiError: 404 for what this tenant has not stored."""
+        """As it is now; to ask counts as reading: whoever waits in this way asks again. Raises ApiError: 404 for what
+        this tenant has not stored."""
         run = self._find_run(tenant, response_id)
         if run is not None and run.is_stored:
+            self._readers.touch(response_id)
             return run.response
-        return (await self._find(tenant, response_id)).response
+        node = await self._find(tenant, response_id)
+        if node.response.is_running:
+            await or_unavailable(self._sessions.say_read([node.id]))
+        return node.response
 
     async def input_items(self, tenant: Tenant, response_id: str) -> tuple[Item, ...]:
         """Its own input, in the order in which it was given. Raises ApiError."""
@@ -256,6 +251,8 @@ class ResponseService:
             if not has_ended and not self._log.is_near(response_id):
                 if not node.response.is_running:
                     await or_unavailable(self._recovery.close_log(node))
+                else:
+                    await or_unavailable(self._sessions.say_read([node.id]))
                 self._follows.add(tenant.id, node.id)
         except EventsNotHeld:
             raise events_not_held(response_id) from None
@@ -265,11 +262,12 @@ class ResponseService:
                 code="response_not_found",
                 param="starting_after",
             ) from None
-        return Followed(LogCursor(self._log, response_id, after), node.stream_id)
+        return Followed(self._cursor(response_id, after), node.stream_id)
 
     async def wait(self, tenant: Tenant, run: ResponseRun) -> ResponseObject:
         """The response at its end, also where another gateway has taken it over. Raises ApiError: what made it fail."""
-        response = await run.wait()
+        with self._readers.reading(str(run.node.id)):
+            response = await run.wait()
         if run.error is not None:
             raise run.error
         return response if not run.is_abandoned else await self._wait_elsewhere(tenant, response.id)
@@ -301,7 +299,7 @@ class ResponseService:
         if run is not None and run.is_stored:
             run.stop()
             await run.wait()
-        parsed = _parse(response_id)
+        parsed = parse_known(response_id)
         if not await or_unavailable(self._sessions.delete(tenant.id, parsed)):
             raise unknown_response(response_id)
         await self._writer.flush()
@@ -327,23 +325,3 @@ class ResponseService:
         if node is None or not node.response.is_running:
             return node
         return await or_unavailable(self._recovery.recover(node))
-
-
-def unknown_response(response_id: str) -> NotFound:
-    """The one answer for ids that do not exist and for those of other tenants."""
-    return NotFound(f"Response with id '{response_id}' not found.", code="response_not_found")
-
-
-def events_not_held(response_id: str) -> NotFound:
-    """They have expired, or the response was deleted."""
-    return NotFound(
-        f"The events of response '{response_id}' are not held any more; get it without 'stream'.",
-        code="response_not_found",
-    )
-
-
-def _parse(response_id: str) -> ResponseId:
-    parsed = try_parse_response_id(response_id)
-    if parsed is None:
-        raise unknown_response(response_id)
-    return parsed

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from app.config import Limits
 from app.disconnect import until_disconnect
 from app.errors import ApiError, BadRequest
 from app.event_log import CursorLost, EventsNotHeld
@@ -16,12 +15,15 @@ from app.event_writer import EventSource, Waiter
 from app.events import to_json
 from app.idempotency import HEADER
 from app.json_body import read_json
+from app.limits import Limits
+from app.lookup_errors import events_not_held
 from app.middleware import extras_of
 from app.query_params import read_flag, read_integer, read_page
-from app.response_service import ResponseService, Started, events_not_held
+from app.response_service import ResponseService
 from app.send_once import Attached, SendOnce
 from app.services import Services
 from app.sse import SseResponse, SseWriter, frame
+from app.started import Started
 from app.tenants import Tenant
 from app.websocket import Websockets
 
@@ -55,7 +57,7 @@ class Responses:
         key = request.headers.get(HEADER)
         started = await self._sender.create(configured, tenant, body, key=key, wants_events=is_stream)
         if isinstance(started, Attached):
-            return await self._attached(tenant, started, configured.limits, body)
+            return await self._attached(tenant, started, configured.limits, body, request.receive)
         extras_of(request).headers.update(started.headers)
         if not started.run.is_stored:
             return await self._create_unstored(tenant, started, configured.limits, is_stream, request.receive)
@@ -63,15 +65,17 @@ class Responses:
             return _stream(started.source, configured.limits)
         if body.get("background"):
             return _json(started.run.response)
-        return _json(await self._service.wait(tenant, started.run))
+        return _json(await until_disconnect(request.receive, self._service.wait(tenant, started.run)))
 
-    async def _attached(self, tenant: Tenant, attached: Attached, limits: Limits, body: Mapping[str, Any]) -> Response:
+    async def _attached(
+        self, tenant: Tenant, attached: Attached, limits: Limits, body: Mapping[str, Any], receive: Receive
+    ) -> Response:
         if body.get("stream"):
             answer = _stream(attached.source, limits)
         elif body.get("background"):
             answer = _json(attached.response)
         else:
-            answer = _json(await self._sender.wait(tenant, attached))
+            answer = _json(await until_disconnect(receive, self._sender.wait(tenant, attached)))
         answer.headers["Idempotent-Replayed"] = "true"
         return answer
 

@@ -1,7 +1,8 @@
 """Answers that outlive the engine they began on: what was lost with it is submitted again and goes on where it stopped.
 
 A reader sees one unbroken stream. Noise is a function of seed, choice and position, so the tokens are those that would
-have come. A request by which engines break does not come back for ever (`judge`).
+have come. A request by which engines break does not come back for ever (`judge`). In the same way an answer can be
+paused: the engine forgets it, and its blocks can be evicted, until it is submitted again.
 """
 
 import asyncio
@@ -49,6 +50,8 @@ class Answer:
     """That may be its fault."""
     under_way: TokenStream | None = None
     """From the engine; None while there is none."""
+    is_paused: bool = False
+    """Until `go_on`: it waits for no engine."""
 
     def next_request(self) -> AddRequest:
         """An id is never used again: outputs of an earlier life may still be on their way."""
@@ -126,12 +129,33 @@ class Resubmission:
         self._start(answer, request)
         return answer.stream
 
+    def pause(self, request_id: str) -> None:
+        """The engine forgets it, and nothing more comes until `go_on`. One that is not under way is left alone."""
+        answer = self._answers.get(request_id)
+        if answer is not None and not answer.is_paused:
+            self._withdraw(answer)
+            answer.is_paused = True
+
+    def go_on(self, request_id: str) -> None:
+        """It is submitted again with what has come of it, as soon as an engine is there."""
+        answer = self._answers.get(request_id)
+        if answer is None or not answer.is_paused:
+            return
+        answer.is_paused = False
+        if answer.num_crashes >= MAX_CRASHES:
+            self._suspects.append(answer)
+        else:
+            self._waiting[answer] = None
+        self._ensure_recovery()
+
     async def close(self) -> None:
-        """What waits for an engine fails, and what loses its engine from now on."""
+        """What has no engine fails, and what loses its engine from now on."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for answer in self._answers.values():
+            answer.is_paused = False
         self._give_up(SHUT_DOWN)
 
     def _start(self, answer: Answer, request: AddRequest) -> None:
@@ -168,13 +192,17 @@ class Resubmission:
 
     def _leave(self, request_id: str) -> None:
         """Its reader has gone."""
-        answer = self._answers.pop(request_id)
+        self._withdraw(self._answers.pop(request_id))
+
+    def _withdraw(self, answer: Answer) -> None:
+        """No engine has it, and it waits for none."""
         self._lost.pop(answer, None)
         self._waiting.pop(answer, None)
         with contextlib.suppress(ValueError):
             self._suspects.remove(answer)
         if answer.under_way is not None:
             answer.under_way.close()
+            answer.under_way = None
         self._end_trial(answer)
 
     def _lose(self, answer: Answer, *, is_crash: bool) -> None:
@@ -241,9 +269,9 @@ class Resubmission:
                 self._on_trial = self._suspects.popleft()
 
     def _give_up(self, reason: str) -> None:
-        """Fails all that has no engine."""
+        """Fails all that waits for an engine."""
         error = EngineDeadError(f"the engine is gone: {reason}")
-        answers = [answer for answer in self._answers.values() if answer.under_way is None]
+        answers = [a for a in self._answers.values() if a.under_way is None and not a.is_paused]
         self._lost.clear()
         self._waiting.clear()
         self._suspects.clear()

@@ -14,7 +14,8 @@ from app.idempotency import Claim, Held, IdempotencyKeys, SentMessage, find_key
 from app.live_config import Configured
 from app.response_node import ResponseNode
 from app.response_plan import Parent, or_unavailable
-from app.response_service import ResponseService, Started
+from app.response_service import ResponseService
+from app.started import Started
 from app.stored_events import StoredEvents
 from app.tenants import Tenant
 

@@ -116,6 +116,7 @@ class Services:
             metrics=self.metrics,
             history=self.history,
             drain=self.drain,
+            pausable=self.resubmission if beams is None else None,
             on_end=record,
         )
 

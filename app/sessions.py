@@ -3,6 +3,7 @@
     {s:<root>}:r:<id>   the node, see app/response_node.py; its TTL starts anew with every use
     {s:<root>}:o:<id>   lease of the gateway that runs it; without one a response that looks running is an orphan, and
                         belongs to the gateway that takes it first
+    {s:<root>}:w:<id>   somebody reads it at another gateway; said again and again, forgotten after a lease's time
 
 All keys of a conversation share the hash tag `{s:<root>}`. An id is never a credential: each lookup names the tenant,
 and what belongs to another one is not there. A gateway that has lost its lease to another one changes nothing any more.
@@ -17,7 +18,7 @@ from typing import Any, Self
 from app.conversation_turns import ADD_TURN, conversation_key, turn_to_add
 from app.ids import ResponseId
 from app.redis_commands import TIMEOUT_S, RedisCommands, SessionsUnavailable
-from app.redis_keys import lease_key, log_key, node_key
+from app.redis_keys import lease_key, log_key, node_key, readers_key
 from app.redis_log import LOG_TTL_S
 from app.response_node import TURN_FIELDS, ResponseNode, Turn, node_from_fields, turn_from_values
 
@@ -69,9 +70,14 @@ _RENEW = (
 if not is_running or (holder and holder ~= ARGV[1]) then return 0 end
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 redis.call('PEXPIRE', KEYS[3], ARGV[3])
-return redis.call('HEXISTS', KEYS[1], 'stop') + 1
+return 1 + redis.call('HEXISTS', KEYS[1], 'stop') + 2 * redis.call('EXISTS', KEYS[4])
 """
 )
+_SAY_READ = """
+redis.call('SET', KEYS[1], '', 'PX', ARGV[1])
+local holder = redis.call('GET', KEYS[2])
+if holder then redis.call('PUBLISH', 'g:' .. holder, '') end
+"""
 _ASK_TO_STOP = (
     _IS_RUNNING
     + """
@@ -110,6 +116,8 @@ class Renewed:
     """Not ours any more: ended by another gateway, taken over or deleted."""
     to_stop: list[ResponseId]
     """Somebody has asked another gateway to cancel them."""
+    read: set[ResponseId]
+    """They have readers at other gateways."""
 
 
 class Sessions:
@@ -128,6 +136,7 @@ class Sessions:
         self._finish = redis.register_script(_FINISH)
         self._take = redis.register_script(_TAKE)
         self._renew = redis.register_script(_RENEW)
+        self._say_read = redis.register_script(_SAY_READ)
         self._ask_to_stop = redis.register_script(_ASK_TO_STOP)
         self._delete = redis.register_script(_DELETE)
 
@@ -242,12 +251,33 @@ class Sessions:
         async def run() -> list[int]:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for response_id in ids:
-                    keys = [node_key(response_id), lease_key(response_id), log_key(response_id)]
+                    keys = [
+                        node_key(response_id),
+                        lease_key(response_id),
+                        log_key(response_id),
+                        readers_key(response_id),
+                    ]
                     await self._renew(keys, [self._owner, self._lease_ms, round(LOG_TTL_S * 1000)], client=pipe)
                 return list(await pipe.execute())
 
         said = list(zip(ids, await self._commands.run(run()), strict=True))
-        return Renewed([name for name, code in said if code == 0], [name for name, code in said if code == 2])
+        return Renewed(
+            lost=[name for name, code in said if code == 0],
+            to_stop=[name for name, code in said if code in (2, 4)],
+            read={name for name, code in said if code in (3, 4)},
+        )
+
+    async def say_read(self, ids: Sequence[ResponseId]) -> None:
+        """Tells the gateways that run them, now or later, that they have readers here. It holds for a lease's time."""
+
+        async def run() -> None:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for response_id in ids:
+                    keys = [readers_key(response_id), lease_key(response_id)]
+                    await self._say_read(keys, [self._lease_ms], client=pipe)
+                await pipe.execute()
+
+        await self._commands.run(run())
 
     @property
     def lease_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from app.announcements import Announcements
 from app.conversation_store import ConversationStore
 from app.event_log import MemoryEventLog
+from app.readers import Readers
 from app.recovery import Recovery
 from app.redis_commands import RedisCommands
 from app.redis_log import RedisEventLog
@@ -24,6 +25,7 @@ STORED_ANSWERS_GRACE_S = 5.0
 @dataclass(frozen=True, slots=True)
 class Stateful:
     service: ResponseService
+    readers: Readers
     sessions: Sessions
     conversations: ConversationStore
     log: SharedEventLog
@@ -51,7 +53,7 @@ async def response_service(
     **log_bounds: Any,
 ) -> AsyncIterator[Stateful]:
     """`owner` names this gateway's life: no other process, earlier or beside it, may use the same name. `grace_s`: of
-    answers that run at the end. `clock` and `log_bounds`: as `MemoryEventLog` takes them."""
+    answers that run at the end. `clock` gives seconds; `log_bounds`: as `MemoryEventLog` takes them."""
     commands = RedisCommands.connect(redis_url)
     announcements = Announcements(commands.redis)
     sessions = Sessions(commands, owner=owner, lease_ms=lease_ms)
@@ -59,9 +61,10 @@ async def response_service(
     near = MemoryEventLog(clock=clock, **log_bounds)
     log = SharedEventLog(near, far)
     conversations = ConversationStore(commands, owner=owner, lease_ms=lease_ms)
-    service = ResponseService(services, sessions, log, Recovery(sessions, far), announcements, conversations)
+    recovery, readers = Recovery(sessions, far), Readers(clock)
+    service = ResponseService(services, sessions, log, recovery, announcements, conversations, readers)
     try:
-        yield Stateful(service, sessions, conversations, log, near, commands)
+        yield Stateful(service, readers, sessions, conversations, log, near, commands)
     finally:
         await service.close(grace_s=grace_s)
         await log.close()

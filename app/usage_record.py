@@ -71,13 +71,24 @@ def iso_time(seconds: float) -> str:
 
 @dataclass(slots=True)
 class AnswerTimes:
-    """When the tokens of one answer came, in seconds of `clock`."""
+    """When the tokens of one answer came, in seconds of `clock`. After a pause it is as if all had come later."""
 
     clock: Callable[[], float]
     begun: float
     first: float | None = None
     last: float | None = None
     queue_ms: float = 0.0
+    paused_at: float = 0.0
+
+    def pause(self) -> None:
+        """From now until `go_on` no time passes for it."""
+        self.paused_at = self.clock()
+
+    def go_on(self) -> None:
+        gap = self.clock() - self.paused_at
+        self.begun += gap
+        self.first = None if self.first is None else self.first + gap
+        self.last = None if self.last is None else self.last + gap
 
     def tokens_came(self, queue_ms: float | None) -> None:
         """`queue_ms`: as the engine says it with the first output of each request."""
@@ -92,4 +103,4 @@ class AnswerTimes:
 
     @property
     def decode_ms(self) -> float:
-        return 0.0 if self.first is None or self.last is None else (self.last - self.first) * 1000
+        return 0.0 if self.first is None or self.last is None else max(self.last - self.first, 0.0) * 1000

@@ -37,11 +37,13 @@ from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
 from app.live_config import Configured, LiveConfig
+from app.lookup_errors import events_not_held
 from app.response_plan import Parent
-from app.response_service import ResponseService, Started, events_not_held
+from app.response_service import ResponseService
 from app.send_once import SendOnce
 from app.services import Services
 from app.sse import error_response
+from app.started import Started
 
 logger = logging.getLogger(__name__)
 

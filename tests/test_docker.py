@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.config import Limits, TenantConfig, load_file_config
+from app.config import TenantConfig, load_file_config
+from app.limits import Limits
 
 REPOSITORY = Path(__file__).parent.parent
 COMPOSE = REPOSITORY / "docker-compose.yml"

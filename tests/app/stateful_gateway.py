@@ -24,6 +24,7 @@ from app.conversations import Conversations
 from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
 from app.idempotency import IdempotencyKeys
+from app.readers import Readers
 from app.redis_commands import RedisCommands
 from app.response_service import ResponseService
 from app.responses import Responses
@@ -68,6 +69,7 @@ class Gateway:
     services: Services
     engine: ScriptedEngineClient
     service: ResponseService
+    readers: Readers
     sessions: Sessions
     log: SharedEventLog
     near: MemoryEventLog
@@ -142,7 +144,7 @@ async def running_gateway(
             while not server.started:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             port, s = listener.getsockname()[1], state
-            yield Gateway(port, services, engine, s.service, s.sessions, s.log, s.near, s.commands)
+            yield Gateway(port, services, engine, s.service, s.readers, s.sessions, s.log, s.near, s.commands)
         finally:
             server.should_exit = True
             await serving

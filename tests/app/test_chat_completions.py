@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from app.config import AssistantConfig, FileConfig, Limits
+from app.config import AssistantConfig, FileConfig
+from app.limits import Limits
 from app.prompts import THREAD_FROM_CHARACTERS
 from engine.protocol import AddRequest
 from tests.app.serving import CHAT, Gateway, chat_body, finish_reasons, http_request, joined, serving, sse_data, until

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from app.chat_request import ChatRequest
-from app.config import Limits
 from app.errors import BadRequest
+from app.limits import Limits
 from app.request_params import parse_request
 from engine.text.chat_template import Message
 

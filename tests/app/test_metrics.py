@@ -83,3 +83,22 @@ def test_two_apps_in_one_process() -> None:
     one, two = Metrics(), Metrics()
     one.prompt_tokens.inc(5)
     assert samples(two)["trunkline_prompt_tokens_total"] == 0
+
+
+def test_in_a_pause_no_time_passes() -> None:
+    clock = Clock()
+    metrics = Metrics(clock)
+    meter = AnswerMeter(metrics, num_choices=1, num_prompt_tokens=10)
+    for _ in range(2):
+        clock.now += 1.0
+        meter.pause()
+        clock.now += 100.0
+        meter.go_on()
+        clock.now += 1.0
+        meter.tokens(0, 1)
+    meter.end("stop")
+    meter.leave()
+    values = samples(metrics)
+    assert values["trunkline_time_to_first_token_seconds_sum"] == 2.0
+    assert values["trunkline_inter_token_latency_seconds_sum"] == 2.0
+    assert values["trunkline_answer_seconds_sum"] == 4.0

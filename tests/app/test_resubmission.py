@@ -173,6 +173,108 @@ async def test_other_errors_are_the_requests_own(closing: list[Resubmission]) ->
     assert len(engine.requests) == 1
 
 
+# ---- pauses
+
+
+async def test_a_paused_answer_leaves_the_engine_and_goes_on_where_it_stopped(closing: list[Resubmission]) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [b"a", Pause(), b"b", Pause(), b"c"], num_cached_tokens=1)
+    resubmission = over(engine, closing)
+    stream = resubmission.submit(request("xy"))
+    for num_lives, text in enumerate(("a", "b"), 1):
+        await engine.wait_paused()
+        output = await stream.next()
+        assert (text_of(output), output.num_cached_tokens) == (text, 1 if text == "a" else None)
+        for _ in range(2):
+            resubmission.pause("xy")
+        assert (engine.num_running, len(engine.aborted)) == (0, num_lives)
+        resubmission.go_on("xy")
+        resubmission.go_on("xy")
+        await engine.wait_submitted(num_lives + 1)
+        await engine.wait_paused()
+        engine.release()
+    assert text_of(await read(stream)) == "c"
+    assert [r.output_ids for r in engine.requests] == [[], list(b"a"), list(b"ab")]
+    assert len({r.request_id for r in engine.requests}) == 3
+    resubmission.pause("xy")
+    resubmission.go_on("xy")
+
+
+async def test_a_paused_answer_waits_for_no_engine_and_may_be_left(closing: list[Resubmission]) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [b"a", Pause(), b"b"])
+    resubmission = over(engine, closing, patience_s=0.0)
+    paused, waits, left = (resubmission.submit(request(name)) for name in ("paused", "waits", "left"))
+    await engine.wait_paused(3)
+    resubmission.pause("paused")
+    resubmission.pause("left")
+    engine.die()
+    with pytest.raises(EngineDeadError):
+        await read(waits)
+    left.close()
+    engine.revive()
+    resubmission.go_on("paused")
+    await engine.wait_paused()
+    engine.release()
+    assert text_of(await read(paused)) == "ab"
+    assert len(engine.requests) == 4
+
+
+async def test_an_answer_that_waits_for_an_engine_can_be_paused_and_goes_on_when_one_is_back(
+    closing: list[Resubmission],
+) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [b"a", Pause(), b"b"])
+    resubmission = over(engine, closing)
+    stream = resubmission.submit(request("x"))
+    await engine.wait_paused()
+    engine.die()
+    resubmission.pause("x")
+    engine.revive()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(engine.requests) == 1
+    engine.die()
+    resubmission.go_on("x")
+    engine.revive()
+    await engine.wait_paused()
+    engine.release()
+    assert text_of(await read(stream)) == "ab"
+
+
+async def test_a_suspect_stays_one_over_a_pause(closing: list[Resubmission]) -> None:
+    """Two ran in two crashes; the one on trial is paused, so the other one has its turn, and neither runs beside it."""
+    engine = ScriptedEngineClient(script=lambda r: [Pause(), b"x"])
+    resubmission = over(engine, closing)
+    streams = [resubmission.submit(request(name)) for name in "ab"]
+    await engine.wait_paused(2)
+    for num_paused in (2, 1):
+        engine.die()
+        engine.revive()
+        await engine.wait_submitted(len(engine.requests) + num_paused)
+        await engine.wait_paused(num_paused)
+    assert [bytes(r.prompt_ids) for r in engine.requests] == [b"a", b"b", b"a", b"b", b"a"]
+    resubmission.pause("a")
+    await engine.wait_submitted(6)
+    resubmission.go_on("a")
+    await engine.wait_paused()
+    assert [engine.num_running, bytes(engine.requests[-1].prompt_ids)] == [1, b"b"]
+    engine.release()
+    assert text_of(await read(streams[1])) == "x"
+    await engine.wait_submitted(7)
+    await engine.wait_paused()
+    engine.release()
+    assert text_of(await read(streams[0])) == "x"
+
+
+async def test_a_paused_answer_fails_when_the_gateway_ends(closing: list[Resubmission]) -> None:
+    engine = ScriptedEngineClient(script=lambda r: [b"a", Pause()])
+    resubmission = over(engine, closing)
+    stream = resubmission.submit(request("x"))
+    await engine.wait_paused()
+    resubmission.pause("x")
+    await resubmission.close()
+    with pytest.raises(EngineDeadError, match="shuts down"):
+        await read(stream)
+
+
 # ---- leaving, waiting, closing
 
 

@@ -171,9 +171,9 @@ async def test_a_lease_that_was_lost_and_not_taken_comes_back(sessions):
     n = node()
     await sessions.create(n)
     await sessions._redis.delete(lease(n))
-    assert await sessions.renew_leases([n.id]) == Renewed([], [])
+    assert await sessions.renew_leases([n.id]) == Renewed([], [], set())
     await sessions.ask_to_stop(n.id)
-    assert await sessions.renew_leases([n.id]) == Renewed([], [n.id])
+    assert await sessions.renew_leases([n.id]) == Renewed([], [n.id], set())
     assert await sessions._redis.get(lease(n)) == b"gateway-1"
     await sessions._redis.delete(lease(n))
     assert await sessions.finish(answered(n)) is Finished.STORED
@@ -190,6 +190,31 @@ async def test_leases_are_renewed(server):
         await sessions.renew_leases([n.id for n in nodes])
         assert all([await sessions._redis.pttl(key) > 1000 for key in keys])
         assert await sessions._redis.get(keys[0]) == b"gateway-1"
+
+
+async def test_a_gateway_learns_of_readers_at_others_for_as_long_as_they_say_so(server):
+    async with connected(server) as sessions, connected(server, owner="gateway-2", lease_ms=60_000) as other:
+        read, unread = node(), node()
+        for n in (read, unread):
+            await sessions.create(n)
+        both = [read.id, unread.id]
+        listening = sessions._redis.pubsub()
+        await listening.subscribe(sessions.channel)
+        assert (await listening.get_message(timeout=10))["type"] == "subscribe"
+        await other.say_read([read.id])
+        assert (await listening.get_message(timeout=10))["type"] == "message"
+        await listening.aclose()
+        assert await sessions.renew_leases(both) == Renewed([], [], {read.id})
+        await other.ask_to_stop(read.id)
+        assert await sessions.renew_leases(both) == Renewed([], [read.id], {read.id})
+        key = f"{{s:{read.id.root}}}:w:{read.id}"
+        assert 0 < await sessions._redis.pttl(key) <= 60_000
+        await sessions._redis.delete(key)  # as when that time is over
+        assert await sessions.renew_leases(both) == Renewed([], [read.id], set())
+        await other.say_read([])
+        assert await sessions.finish(answered(unread)) is Finished.STORED
+        await other.say_read([unread.id])  # nobody runs it, nobody is told
+        assert await sessions.renew_leases([unread.id]) == Renewed([unread.id], [], set())
 
 
 async def test_what_was_acknowledged_survives_kill_9(server):

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.asgi import create_app
-from app.config import FileConfig, Limits
+from app.config import FileConfig
 from app.errors import BadRequest, EngineUnavailable
+from app.limits import Limits
 from app.sse import DONE, PING, SseResponse, SseWriter, escape_separators, frame
 from tests.app.serving import CHAT, Recorder, chat_body, http_request, make_services, serving, until
 from tests.byte_model import byte_model_info

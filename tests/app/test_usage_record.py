@@ -59,3 +59,37 @@ def test_a_queue_is_never_longer_than_the_wait_for_the_first_token() -> None:
     times = AnswerTimes(lambda: 1.0, 0.5)
     times.tokens_came(900.0)
     assert (times.queue_ms, times.prefill_ms) == (500.0, 0.0)
+
+
+def test_in_a_pause_no_time_passes() -> None:
+    now = 100.0
+    times = AnswerTimes(lambda: now, now)
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        times.pause()
+        now += seconds
+        times.go_on()
+
+    now += 1.0
+    pause(50.0)
+    now += 1.0
+    times.tokens_came(500.0)
+    now += 3.0
+    pause(70.0)
+    now += 1.0
+    times.tokens_came(None)
+    pause(20.0)
+    assert (times.queue_ms, times.prefill_ms, times.decode_ms) == (500.0, 1500.0, 4000.0)
+
+
+def test_what_came_just_when_it_was_paused_takes_no_negative_time() -> None:
+    now = 100.0
+    times = AnswerTimes(lambda: now, now)
+    times.pause()
+    now = 101.0
+    times.tokens_came(None)
+    now = 110.0
+    times.go_on()
+    times.tokens_came(None)
+    assert (times.prefill_ms, times.decode_ms) == (1000.0, 0.0)
