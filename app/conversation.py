@@ -27,6 +27,7 @@ MAX_RECONNECT_MS = 500
 CLOSE_GOING_AWAY = 1001
 CLOSE_UNSUPPORTED = 1003
 CLOSE_POLICY_VIOLATION = 1008
+CLOSE_RESTART = 1012
 CLOSE_SLOW_READER = 4008
 
 
@@ -180,7 +181,7 @@ def error_event(error: ApiError, stream_id: str | None = None) -> bytes:
     return to_json(event)
 
 
-def reconnect_event(reason: Literal["shutting_down", "connection_lifetime"]) -> bytes:
+def reconnect_event(reason: Literal["shutting_down", "lifetime"]) -> bytes:
     """Asks the client for a new connection, after a pause that keeps all clients from coming at the same moment."""
     return to_json({"type": "reconnect", "reason": reason, "after_ms": secrets.randbelow(MAX_RECONNECT_MS)})
 

@@ -22,6 +22,10 @@ class Limits(Section):
     """A comment is sent on a silent event stream this often."""
     send_timeout_s: float = Field(default=60.0, gt=0)
     """A client that takes nothing for so long is dropped."""
+    socket_lifetime_s: float = Field(default=3600.0, gt=0)
+    """A websocket is closed when it is so old."""
+    socket_farewell_s: float = Field(default=60.0, ge=0)
+    """So long before that it takes nothing new, and its client is asked for a new connection."""
     grace_s: float = Field(default=30.0, ge=0)
     """A stored answer that nobody reads goes on for so long,"""
     grace_tokens: int = Field(default=2048, ge=1)

@@ -1,5 +1,6 @@
 """What the routes of one gateway work with, built once and handed to each of them. Nothing here is global."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from app.drain import Drain
 from app.errors import EngineUnavailable
 from app.generation import UNAVAILABLE, Generation
 from app.ledger import Ledger
+from app.lifetime import Later
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
 from app.prompt_history import PromptHistory
@@ -54,6 +56,7 @@ class Services:
     now: Callable[[], float] = time.time
     """Seconds since 1970."""
     drain: Drain = field(default_factory=Drain)
+    later: Later = field(default=lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call))
 
     async def close(self) -> None:
         """What was opened with them; nothing may be under way any more."""

@@ -20,6 +20,7 @@ from app.callers import Caller, admit
 from app.conversation import (
     CLOSE_GOING_AWAY,
     CLOSE_POLICY_VIOLATION,
+    CLOSE_RESTART,
     CLOSE_SLOW_READER,
     Cancel,
     Close,
@@ -36,14 +37,16 @@ from app.errors import ApiError, RateLimited
 from app.event_log import CursorLost, EventsNotHeld
 from app.event_writer import EventSource
 from app.events import with_stream_id
-from app.live_config import Configured, LiveConfig
+from app.lifetime import Lifetime, LifetimeOver
+from app.live_config import Configured
 from app.lookup_errors import events_not_held
-from app.response_plan import Parent
 from app.response_service import ResponseService
 from app.send_once import SendOnce
 from app.services import Services
+from app.socket_writer import SocketWriter
 from app.sse import error_response
 from app.started import Started
+from app.unstored_lanes import UnstoredLanes
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +58,6 @@ MAX_COMMANDS = 512
 """Under way at once; then no further message is read until one has ended."""
 MAX_RESUMED = 512
 """Answers on their way to the client because it resumed them."""
-MAX_UNSTORED = 64
-"""Lanes whose latest answer that is not stored can be continued."""
 
 
 class Websockets:
@@ -79,7 +80,7 @@ class Websockets:
         except ApiError as e:
             await websocket.send_denial_response(error_response(e))
             return
-        connection = _Connection(websocket, self._services.live, self._service, self._sender, configured, caller)
+        connection = _Connection(websocket, self._services, self._service, self._sender, configured, caller)
         try:
             await websocket.accept(caller.subprotocol)
         except WebSocketDisconnect:
@@ -108,7 +109,7 @@ class _Connection:
     def __init__(
         self,
         websocket: WebSocket,
-        live: LiveConfig,
+        services: Services,
         service: ResponseService,
         sender: SendOnce,
         configured: Configured,
@@ -116,12 +117,14 @@ class _Connection:
     ) -> None:
         """`configured`: the configuration that knows the caller."""
         self._websocket = websocket
-        self._live = live
+        self._live = services.live
+        self._later = services.later
         self._configured = configured
         self._service = service
         self._sender = sender
         self._caller = caller
-        self._send_timeout_s = configured.limits.send_timeout_s
+        self._writer = SocketWriter(websocket, configured.limits.send_timeout_s)
+        self._lifetime = Lifetime.of(configured.limits)
         self._conversation = Conversation()
         self._commands: set[asyncio.Task[None]] = set()
         self._feeds: set[_Feed] = set()
@@ -132,8 +135,9 @@ class _Connection:
         self._close: Close | None = None
         self._close_at_rest: Close | None = None
         """When nothing is under way any more."""
-        self._unstored: dict[str | None, tuple[str, Parent]] = {}
-        """The latest answer of each lane that only this socket can continue."""
+        self._is_old = False
+        """Nothing new is taken."""
+        self._unstored = UnstoredLanes()
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -141,7 +145,8 @@ class _Connection:
         reader = asyncio.create_task(self._read(), name="websocket reader")
         writer = asyncio.create_task(self._write(), name="websocket writer")
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            with self._lifetime.running(self._later, self._farewell, self._life_over):
+                await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait(reader, writer, *self._commands)
             for feed in self._feeds:
@@ -156,6 +161,15 @@ class _Connection:
         """The gateway ends: the client is told to connect again; the socket is closed when its answers have ended."""
         self._send_event(reconnect_event("shutting_down"))
         self._close_at_rest = self._close_at_rest or Close(CLOSE_GOING_AWAY, "the server is shutting down")
+
+    def _farewell(self) -> None:
+        """The connection is old: as when the gateway ends."""
+        self._is_old = True
+        self._send_event(reconnect_event("lifetime"))
+        self._close_at_rest = self._close_at_rest or Close(CLOSE_GOING_AWAY, "the connection is old")
+
+    def _life_over(self) -> None:
+        self._close_with(Close(CLOSE_RESTART, "the connection was too old to wait for its answers"))
 
     # ---- reading
 
@@ -238,8 +252,10 @@ class _Connection:
             self._send_event(error_event(told))
 
     async def _start(self, lane: str | None, body: dict[str, Any]) -> None:
-        unstored = dict(self._unstored.values())
+        unstored = self._unstored.parents
         try:
+            if self._is_old:
+                raise LifetimeOver
             configured = self._authenticate()
             started = await self._sender.create(
                 configured, self._caller.tenant, body, stream_id=lane, unstored=unstored
@@ -287,7 +303,7 @@ class _Connection:
         try:
             while self._close is None or self._errors:
                 if self._errors:
-                    await self._send(self._errors.popleft())
+                    await self._writer.send(self._errors.popleft())
                 elif self._ready:
                     feed = next(iter(self._ready))
                     del self._ready[feed]
@@ -300,8 +316,9 @@ class _Connection:
         except WebSocketDisconnect:
             return
         except TimeoutError:
-            self._close_with(Close(CLOSE_SLOW_READER, f"nothing was read for {self._send_timeout_s:g} s"))
-        await self._send_close()
+            self._close_with(Close(CLOSE_SLOW_READER, f"nothing was read for {self._writer.timeout_s:g} s"))
+        assert self._close is not None
+        await self._writer.close(self._close)
 
     async def _write_some(self, feed: _Feed) -> None:
         try:
@@ -313,7 +330,9 @@ class _Connection:
             self._send_event(error_event(events_not_held(e.response_id), feed.stream_id))
             events, has_ended = [], True
         for event in events:
-            await self._send(event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id))
+            await self._writer.send(
+                event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id)
+            )
         if has_ended:
             self._feed_ended(feed)
         elif len(events) == READ_EVENTS:
@@ -326,27 +345,5 @@ class _Connection:
         if feed.lane is None:
             return
         (lane,) = feed.lane
-        self._unstored.pop(lane, None)
-        if feed.started is not None and not (run := feed.started.run).is_stored and not run.response.is_running:
-            self._unstored[lane] = (run.response.id, feed.started.as_parent())
-            if len(self._unstored) > MAX_UNSTORED:
-                del self._unstored[next(iter(self._unstored))]
+        self._unstored.ended(lane, feed.started)
         self._do(self._conversation.sent(lane))
-
-    async def _send(self, data: bytes) -> None:
-        """Raises TimeoutError when the client takes nothing for too long, WebSocketDisconnect when it has gone."""
-        async with asyncio.timeout(self._send_timeout_s):
-            try:
-                await self._websocket.send_text(data.decode())
-            except RuntimeError:
-                # what uvicorn says when it has closed the connection itself (1007, 1009, 1011, 1012)
-                raise WebSocketDisconnect(1006) from None
-
-    async def _send_close(self) -> None:
-        assert self._close is not None
-        logger.info("websocket closed by the server: %d %s", self._close.code, self._close.reason)
-        try:
-            async with asyncio.timeout(1.0):
-                await self._websocket.close(self._close.code, self._close.reason)
-        except (TimeoutError, WebSocketDisconnect, RuntimeError):
-            return  # it has gone, or will never read this

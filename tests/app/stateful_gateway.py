@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import socket
@@ -24,6 +25,7 @@ from app.conversations import Conversations
 from app.event_log import MemoryEventLog
 from app.gateway import build_services, uvicorn_config
 from app.idempotency import IdempotencyKeys
+from app.lifetime import Later
 from app.readers import Readers
 from app.redis_commands import RedisCommands
 from app.response_service import ResponseService
@@ -115,6 +117,7 @@ async def running_gateway(
     max_model_len: int = 4096,
     send_buffer_bytes: int | None = None,
     lease_ms: int = LEASE_MS,
+    later: Later | None = None,
     **log_bounds,
 ) -> AsyncIterator[Gateway]:
     """`model`: in place of the byte model. `state_dir`: kept, and with it the secret of the scopes."""
@@ -128,6 +131,8 @@ async def running_gateway(
         model = model or make_byte_model(Path(folder) / "model", max_model_len=max_model_len)
         config = GatewayConfig(model_dir=model.path, engine_addresses=("",), state_dir=state_dir, redis_url=store.url)
         services = build_services(config, file_config, engine)
+        if later is not None:
+            services = dataclasses.replace(services, later=later)
         stateful = response_service(
             services, store.url, owner=owner, lease_ms=lease_ms, grace_s=0, clock=clock, **log_bounds
         )

@@ -16,6 +16,8 @@ from app.limits import Limits
         ("grace_s", -1),
         ("grace_tokens", 0),
         ("paused_ttl_s", 0),
+        ("socket_lifetime_s", 0),
+        ("socket_farewell_s", -1),
         ("grace_tokens", 1.5),
         ("grace_seconds", 1),
     ],

@@ -99,6 +99,19 @@ class FakeServer:
 
         self._call(drop)
 
+    def ask_to_reconnect(self, reason: str, after_ms: int = 50) -> None:
+        """As a server that ends, or finds its sockets too old: they stay open."""
+
+        async def ask() -> None:
+            for websocket in list(self._sockets):
+                await websocket.send_json({"type": "reconnect", "reason": reason, "after_ms": after_ms})
+
+        self._call(ask)
+
+    @property
+    def num_sockets(self) -> int:
+        return len(self._sockets)
+
     def start(self) -> None:
         config = uvicorn.Config(self._app(), log_level="error", ws="websockets-sansio")
         self._server = server = uvicorn.Server(config)

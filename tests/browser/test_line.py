@@ -29,6 +29,29 @@ def test_a_dropped_socket_in_mid_answer_resumes(page: Page, server: FakeServer) 
     }
 
 
+@pytest.mark.parametrize("reason", ["lifetime", "shutting_down"])
+def test_a_server_that_asks_for_a_new_connection_gets_it_and_answers_go_on(
+    page: Page, server: FakeServer, reason: str
+) -> None:
+    server.say("a", "b", Hold(), "c")
+    ask(page, "Go")
+    expect(answers(page)).to_have_text("ab")
+    server.ask_to_reconnect(reason)
+    while not server.sent("response.resume"):
+        page.wait_for_timeout(10)
+    server.release()
+    expect(answers(page)).to_have_text("abc")
+    finish(page)
+    assert (len(server.sent("response.create")), server.sent("response.resume")[-1]["starting_after"]) == (1, 3)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    server.ask_to_reconnect(reason, after_ms=300)
+    ask(page, "More")  # nobody takes it on the old one
+    finish(page)
+    expect(answers(page)).to_have_text(["abc", "You said: More"])
+    assert len(server.sent("response.create")) == 2
+    assert server.num_sockets == 1, "the old socket is still open"
+
+
 def test_a_break_hides_the_speed_but_not_the_first_token(page: Page, server: FakeServer) -> None:
     server.say("a", Hold(), "b", "c")
     ask(page, "Go")

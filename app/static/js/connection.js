@@ -1,6 +1,7 @@
 /**
  * The socket to /v1/responses: opens, reopens with a growing pause, reads and writes JSON events.
- * It knows nothing of answers: who needs to go on after a break asks for it when told "open".
+ * It knows nothing of answers: who needs to go on after a break asks for it when told "open". Where the server asks for
+ * a new socket, because it ends or this one is old, that is a break too, of the length that the server names.
  */
 
 const FIRST_PAUSE_MS = 400;
@@ -87,7 +88,17 @@ export class Connection {
     } catch {
       event = { type: "error", error: { code: "unreadable", message: "The server sent something that this page cannot read." } };
     }
-    this.#onEvent(event);
+    if (event.type === "reconnect") this.#renew(event.after_ms);
+    else this.#onEvent(event);
+  }
+
+  /** This socket takes nothing new any more. */
+  #renew(afterMs) {
+    this.#attempt++;
+    this.#socket.close();
+    this.#socket = null;
+    this.#timer = setTimeout(() => this.open(), afterMs);
+    this.#set("waiting");
   }
 
   #retry() {
