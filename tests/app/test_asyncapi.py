@@ -1,7 +1,6 @@
-"""The description of the websocket says what comes over it, and the example in docs/protocol.md works."""
+"""The description of the websocket says what comes over it."""
 
 import json
-import re
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +9,7 @@ import pytest
 from app.asyncapi import document
 from app.conversation import reconnect_event
 from tests.app.session_store import session_server
-from tests.app.stateful_gateway import KEY_A, receive, receive_until, running_gateway, send, send_create
+from tests.app.stateful_gateway import receive, receive_until, running_gateway, send, send_create
 from tests.scripted_engine import Pause
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -61,36 +60,3 @@ def test_messages_of_clients_are_as_described():
     bad = [good[0] | {"stream_id": ""}, good[0] | {"model": 3}, {"type": "response.cancel"}]
     for message in [*bad, good[2] | {"starting_after": -2}]:
         assert not validator(message["type"]).is_valid(message)
-
-
-async def test_the_client_of_the_documentation_goes_on_after_a_lost_connection(gateway):
-    code = re.search(r"```python\n(.*?)```", (DOCS / "protocol.md").read_text(), re.S)[1]
-    names = {}
-    exec(compile(code, "protocol.md", "exec"), names)
-    lost = []
-    connect = names["connect"]
-
-    class LosesTheFirst(connect):
-        """Its connection is lost while the answer is half written."""
-
-        async def __aenter__(self):
-            socket = await super().__aenter__()
-            if not lost:
-                lost.append(socket)
-                frames = socket.__aiter__
-
-                async def until_half():
-                    async for frame in frames():
-                        yield frame
-                        if "It is on" in frame:
-                            socket.transport.abort()
-                            gateway.engine.release()
-                            return
-
-                socket.__class__ = type("Lost", (socket.__class__,), {"__aiter__": lambda self: until_half()})
-            return socket
-
-    names["connect"] = LosesTheFirst
-    url = f"ws://127.0.0.1:{gateway.port}/v1/responses"
-    assert await names["ask"](url, KEY_A, "byte-model", "Where is my parcel?") == ("completed", "It is on its way.")
-    assert len(lost) == len(gateway.engine.requests) == 1

@@ -1,6 +1,6 @@
 """A websocket's life: told before its end, not longer than its time, and not all at the same moment."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -18,31 +18,10 @@ from tests.app.stateful_gateway import (
     send,
     send_create,
 )
+from tests.app.timers import Timers
 from tests.scripted_engine import Pause, Script
 
 HELLO: Script = lambda request: [b"Hel", Pause(), b"lo"]  # noqa: E731
-
-
-class Timers:
-    """What is to be called, and when."""
-
-    def __init__(self) -> None:
-        self.left: dict[float, Callable[[], None]] = {}
-
-    def later(self, seconds: float, call: Callable[[], None]) -> "Timers.Timer":
-        self.left[seconds] = call
-        return Timers.Timer(self, seconds)
-
-    def first(self) -> None:
-        """It is due."""
-        self.left.pop(min(self.left))()
-
-    class Timer:
-        def __init__(self, timers: "Timers", seconds: float) -> None:
-            self._timers, self._seconds = timers, seconds
-
-        def cancel(self) -> None:
-            self._timers.left.pop(self._seconds, None)
 
 
 @pytest.mark.parametrize(

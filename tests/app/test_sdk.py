@@ -7,7 +7,8 @@ from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 from tests.app.session_store import session_server
 from tests.app.stateful_gateway import KEY_A, assert_contiguous, running_gateway, validate_event
-from tests.scripted_engine import say
+from tests.app.timers import Timers
+from tests.scripted_engine import Pause, say
 
 STORY = "Once there was a lighthouse."
 MODEL = "byte-model"
@@ -134,3 +135,113 @@ async def test_async_over_a_websocket(gateway):
             if event.type == "response.completed":
                 break
         check_events(events, is_websocket=True)
+
+
+# ---- its reconnect option: the server closes in the midst of an answer, and when there is none
+
+HALF = "Once there was "
+
+
+def halting_once(request):
+    yield HALF.encode()
+    if b"More" not in bytes(token for token in request.prompt_ids if token < 256):
+        yield Pause()
+    yield STORY.removeprefix(HALF).encode()
+
+
+class Talk:
+    """What a client does that knows how to resume. `do` has something done on the gateway's event loop."""
+
+    def __init__(self, gateway, timers, do, send):
+        self.gateway = gateway
+        self.timers = timers
+        self.do = do
+        self.send = send
+        self.events = []
+        self.reconnects = []
+        self.closed_with = []
+
+    def on_reconnecting(self, reconnecting):
+        self.closed_with.append(reconnecting.close_code)
+        if self.closed_with == [1012]:
+            first, last = self.events[0], self.events[-1]
+            self.send({"type": "response.resume", "response_id": first.response.id,
+                       "starting_after": last.sequence_number})  # fmt: skip
+            self.do(self.gateway.engine.release)
+        else:
+            self.send({"type": "response.create", "model": MODEL, "input": "More"})
+
+    def take(self, event):
+        """Whether more will come."""
+        if event.type == "reconnect":
+            self.reconnects.append(event.reason)
+            return True
+        self.events.append(event)
+        if event.type == "response.output_text.delta" and not self.closed_with:
+            self.do(self.timers.first, self.timers.first)  # told, and at once over
+        if event.type == "response.completed" and self.closed_with == [1012]:
+            self.do(self.timers.first)
+        return event.type != "response.completed" or self.closed_with == [1012]
+
+    def check(self):
+        assert (self.closed_with, self.reconnects) == ([1012, 1001], ["lifetime", "lifetime"])
+        second = [event.type for event in self.events].index("response.created", 1)
+        for events in (self.events[:second], self.events[second:]):
+            assert_contiguous([event.model_dump(warnings=False) for event in events])
+            assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == STORY
+            assert events[-1].response.output_text == STORY
+        assert len(self.gateway.engine.requests) == 2
+
+
+@pytest.fixture
+def timers():
+    return Timers()
+
+
+@pytest.fixture
+async def closing_gateway(timers):
+    async with session_server() as store, running_gateway(store, halting_once, later=timers.later) as gateway:
+        yield gateway
+
+
+def talk_until_the_end(client, talk):
+    with client.responses.connect(on_reconnecting=talk.on_reconnecting, initial_delay=0.0) as connection:
+        talk.send = connection.send
+        connection.response.create(model=MODEL, input="Hi")
+        for event in connection:
+            if not talk.take(event):
+                return
+
+
+@pytest.mark.filterwarnings("ignore:connect.. must be used:DeprecationWarning")  # the SDK uses it the old way
+async def test_sync_its_reconnect_option_resumes(closing_gateway, timers):
+    loop = asyncio.get_running_loop()
+
+    def do(*calls):
+        for call in calls:
+            loop.call_soon_threadsafe(call)
+
+    talk = Talk(closing_gateway, timers, do, None)
+    with OpenAI(**options(closing_gateway)) as client:
+        await asyncio.to_thread(talk_until_the_end, client, talk)
+    talk.check()
+
+
+async def test_async_its_reconnect_option_resumes(closing_gateway, timers):
+    sending = []
+
+    def do(*calls):
+        for call in calls:
+            call()
+
+    async with AsyncOpenAI(**options(closing_gateway)) as client:
+        talk = Talk(closing_gateway, timers, do, lambda event: sending.append(asyncio.create_task(send(event))))
+        connecting = client.responses.connect(on_reconnecting=talk.on_reconnecting, initial_delay=0.0)
+        async with connecting as connection:
+            send = connection.send
+            await connection.response.create(model=MODEL, input="Hi")
+            async for event in connection:
+                if not talk.take(event):
+                    break
+        await asyncio.gather(*sending)
+    talk.check()
