@@ -7,7 +7,7 @@ from redis.exceptions import ResponseError
 
 from app.config import FileConfig
 from app.ids import try_parse_response_id
-from app.redis_keys import lease_key, log_key, node_key
+from app.redis_keys import lease_key, log_key, node_key, readers_key
 from tests.app.session_store import session_server
 from tests.app.stateful_gateway import (
     KEY_A,
@@ -31,8 +31,8 @@ WITHOUT_KEYS = {"MULTI", "EXEC", "SCRIPT", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"
 def test_all_keys_of_a_response_share_its_roots_tag():
     parsed = try_parse_response_id("resp_" + "0" * 22 + "1" * 22)
     assert parsed is not None
-    keys = [node_key(parsed), lease_key(parsed), log_key(parsed)]
-    assert len(set(keys)) == 3
+    keys = [node_key(parsed), lease_key(parsed), log_key(parsed), readers_key(parsed)]
+    assert len(set(keys)) == 4
     assert {key.partition("}")[0] for key in keys} == {"{s:" + parsed.root}
 
 
@@ -66,7 +66,7 @@ async def test_b40_whatever_is_asked_of_the_gateways_no_command_and_no_transacti
     spanning = [keys for keys in together if len({key_slot(key.encode()) for key in keys}) > 1]
     assert spanning == []
     names = {key.partition("}")[2].split(":")[1] for keys in together for key in keys}
-    assert names == {"r", "o", "e", "c", "i", "limits", "held", "ticket", "usage"}, "all kinds of keys were used"
+    assert names == {"r", "o", "e", "w", "c", "i", "limits", "held", "ticket", "usage"}, "all kinds of keys were used"
     assert max(len(keys) for keys in together) > 2
 
 
@@ -74,6 +74,7 @@ async def use_everything(first, second):
     async with first.http() as http, second.http() as there, second.http(KEY_B) as other, first.socket() as ws:
         running = await create(http, background=True, metadata={"a": "b"})
         await first.engine.wait_paused()
+        await there.get(f"/v1/responses/{running['id']}")
         await there.post(f"/v1/responses/{running['id']}/cancel")
         await resume(there, running["id"], -1)
         conversation = (await there.post("/v1/conversations", json={"metadata": {"a": "b"}})).json()["id"]
