@@ -1,12 +1,10 @@
 """A websocket's life: told before its end, not longer than its time, and not all at the same moment."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from app.lifetime import Lifetime
 from app.limits import Limits
-from tests.app.session_store import SessionServer, session_server
+from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import (
     assert_contiguous,
     deltas,
@@ -61,12 +59,6 @@ def test_it_is_configured() -> None:
 
 
 # ---- with a whole gateway
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SessionServer]:
-    async with session_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -12,19 +12,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.app.session_store import SessionServer, session_server
+from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import KEY_A, Gateway, running_gateway
 from tests.app.timers import Timers
 from tests.scripted_engine import Pause, Script
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 IN_TWO: Script = lambda request: [b"It is on", Pause(), b" its way."]  # noqa: E731
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SessionServer]:
-    async with session_server() as server:
-        yield server
 
 
 @pytest.fixture

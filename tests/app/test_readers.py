@@ -17,7 +17,8 @@ from app.ids import try_parse_response_id
 from app.ledger import read_usage
 from app.limits import Limits
 from app.readers import Readers
-from tests.app.session_store import SessionServer, session_server
+from tests.app.clock import Clock
+from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import (
     FILE_CONFIG,
     Gateway,
@@ -37,14 +38,6 @@ from tests.app.stateful_gateway import (
 from tests.scripted_engine import Pause
 
 RULES = GraceRules(grace_s=30, unread_tokens=100, paused_ttl_s=600)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Run:
@@ -247,17 +240,6 @@ async def test_the_clock_is_looked_at_while_something_is_unread_and_only_then(st
 
 
 # ---- with a whole gateway
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SessionServer]:
-    async with session_server() as server:
-        yield server
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def limited(**limits: float) -> FileConfig:
