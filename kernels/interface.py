@@ -160,8 +160,8 @@ def make_triton_kernels(device: torch.device, num_heads: int) -> Kernels:
 
     if device.type != ("cpu" if INTERPRETED else "cuda"):
         how = "interpreted on device cpu" if INTERPRETED else "compiled for device cuda"
-        hint = "" if INTERPRETED else "; to check them without one, set TRITON_INTERPRET=1"
-        raise TritonUnavailable(f"they are {how}, not on {device.type}{hint}")
+        hint = "" if INTERPRETED else " (without a GPU they can be checked on a cpu, under TRITON_INTERPRET=1)"
+        raise TritonUnavailable(f"they are {how}, and the device is {device.type}{hint}")
     return TritonKernels(device, num_heads)
 
 

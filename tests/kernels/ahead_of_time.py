@@ -29,6 +29,7 @@ from kernels.triton.tiles import BY_ARCHITECTURE, DEFAULT, Tiles
 TABLE = Path(__file__).parent / "compiled.json"
 CPU = torch.device("cpu")
 MODULES = (backend, blocks, draw)
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def recorded_launches() -> Iterator[list[Launched]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             def launch(*args: Any, **kwargs: Any) -> None:
                 names = self._function.arg_names
-                options = {name: kwargs.pop(name) for name in ("num_warps", "num_stages") if name in kwargs}
+                options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
                 arguments = {**dict(zip(names, args, strict=False)), **kwargs}
                 assert set(arguments) == set(names), f"{self._function}: {set(arguments) ^ set(names)}"
                 launches.append(Launched(self._function, arguments, options))
