@@ -90,7 +90,7 @@ async def grow(http, num_turns, **fields):
     return answers
 
 
-async def test_auto_leaves_out_whole_oldest_turns_and_says_how_many_tokens(gateway, http):
+async def test_b25_auto_leaves_out_whole_oldest_turns_and_says_how_many_tokens(gateway, http):
     answers = await grow(http, 20, prompt={"id": "support"}, truncation="auto")
     for answer in answers:
         Response.model_validate(answer)
@@ -113,7 +113,7 @@ async def test_auto_leaves_out_whole_oldest_turns_and_says_how_many_tokens(gatew
     assert len(heads) <= 1 + gone[-1] // 60
 
 
-async def test_disabled_is_400_where_auto_fits(gateway, http):
+async def test_b25_disabled_is_400_where_auto_fits(gateway, http):
     answers = await grow(http, 10, truncation="auto")
     asked = body("x" * 50, previous_response_id=answers[-1]["id"])
     for fields in ({}, {"truncation": "disabled"}):

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import socket as sockets
+import threading
 
 import openai
 import pytest
@@ -13,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from app import websocket
 from app.config import TenantConfig, hash_key
+from app.prompts import THREAD_FROM_CHARACTERS
 from tests.app.clean_log import clean_log
 from tests.app.session_store import on_both_servers
 from tests.app.stateful_gateway import (
@@ -640,6 +642,37 @@ async def test_b33_a_reader_that_never_reads_again_is_given_up(store):
                     await asyncio.sleep(0.01)
         stored = (await http.get(f"/v1/responses/{created['response']['id']}")).json()
         assert output_text(stored) == text
+
+
+# ---- the loop stays free
+
+
+async def test_b34_while_a_long_text_is_rendered_pings_and_other_lanes_are_answered(store, monkeypatch):
+    """Rendering and encoding of what is long are no work of the event loop."""
+    text = "word " * (THREAD_FROM_CHARACTERS // 5 + 1)
+    async with running_gateway(store, say("Hi."), max_model_len=10 * len(text)) as gateway:  # noqa: SIM117
+        async with gateway.socket() as ws, gateway.socket() as other, gateway.http() as http:
+            render, may_go_on, has_begun = gateway.services.template.render, threading.Event(), asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def held(messages, **options):
+                if len(messages[0].content) >= len(text):
+                    loop.call_soon_threadsafe(has_begun.set)
+                    assert may_go_on.wait(600)
+                return render(messages, **options)
+
+            monkeypatch.setattr(gateway.services.template, "render", held)
+            await send_create(ws, text, stream_id="long")
+            await has_begun.wait()
+            for socket in (ws, other):
+                await (await socket.ping())
+                await send_create(socket, stream_id="short")
+                assert deltas(await until_ended(socket, 1)) == "Hi."
+            assert (await http.get("/health")).status_code == 200
+            may_go_on.set()
+            events = await until_ended(ws, 1)
+            assert {e["stream_id"] for e in events} == {"long"}
+            assert deltas(events) == "Hi."
 
 
 # ---- storms

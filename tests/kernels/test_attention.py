@@ -4,11 +4,12 @@ size, poison where nothing is."""
 import pytest
 import torch
 
-from kernels.batch import Tail
+from kernels.batch import KVShape, Tail
 from kernels.checked import CheckedKernels
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.plan import group_tails
 from kernels.reference.backend import ReferenceKernels
+from kernels.reference.functions import block_rows, kv_rows
 from tests.kernels import attention_cases as cases
 
 
@@ -58,3 +59,16 @@ def test_norms(dtype: torch.dtype, size: int) -> None:
 def test_tails_of_very_different_lengths_are_not_padded_to_the_longest() -> None:
     tails = [Tail(list(range(n)), n * 16) for n in (3, 200, 4, 7, 190, 90)]
     assert group_tails(tails) == [[1, 4], [5], [0, 2, 3]]
+
+
+def test_rows_of_a_pool_of_more_than_two_to_the_31_elements_do_not_wrap() -> None:
+    """Those that torch's operators read and write by, for the first and the last block of K and of V."""
+    num_blocks, num_kv_heads, block_size = 2**28, 8, 16
+    shape = KVShape(num_blocks, num_kv_heads, block_size, head_dim=128)
+    last = num_blocks - 1
+    heads = [(kv * num_blocks + last) * num_kv_heads + head for kv in range(2) for head in range(num_kv_heads)]
+    table = torch.tensor([[last]])
+    assert block_rows(table, shape).tolist() == heads
+    # the slots of the last block are beyond 32 bits too
+    written = kv_rows([last * block_size + 15], shape, torch.device("cpu")).tolist()
+    assert written == [row * block_size + 15 for row in heads]

@@ -1,6 +1,8 @@
 """Attention in C++ against float64, and what its rows' bits may depend on."""
 
 import itertools
+import mmap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from tests.kernels.libraries import BEST, KINDS, decoder
 from tests.kernels.pool import Pool, assert_near, exact
 
 HEADS = [(9, 3), (2, 2), (4, 1), (14, 2)]  # groups of 3, 1, 4 and 7
+MAP_NORESERVE = 0x4000  # of Linux; Python has a name for it from 3.13 on
 LENGTHS = [1, 15, 16, 17, 33, 100, 255, 256, 257, 700]
 
 
@@ -175,6 +178,24 @@ def test_a_row_behind_a_node_has_the_same_bits_with_any_company_and_any_number_o
     everyone = of(32, 1)
     for num_threads in (1, 2, 3, 7):
         assert torch.equal(of(num_readers, num_threads), everyone[:num_readers])
+
+
+@pytest.mark.parametrize("isa", [isa for dtype, isa in KINDS if dtype == torch.bfloat16])
+def test_the_last_blocks_of_a_pool_of_more_than_two_to_the_31_elements_are_the_right_ones(isa: Isa) -> None:
+    """A block's number times its size needs 64 bits. Of the 8 GiB only the pages of these blocks are ever there."""
+    pool = Pool(num_blocks=8, kv_heads=2, block_size=16, head_dim=64, dtype=torch.bfloat16)
+    q, table = pool.random(1, 4, 64), pool.blocks(40)
+    native = decoder_for(pool, 4, isa)
+    expected = attend(native, pool, q, AttentionBatch([0], [Tail(table, 40)]))
+    num_blocks = 2**31 // pool.kv[0, 0].numel() + 8
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    memory = mmap.mmap(-1, 2 * num_blocks * pool.kv[0, 0].nbytes, flags=flags)
+    vast = torch.frombuffer(memory, dtype=torch.bfloat16).view(2, num_blocks, *pool.kv.shape[2:])
+    last = [num_blocks - 1 - i for i in range(len(table))]
+    for block_id, before in zip(last, table, strict=True):
+        vast[:, block_id] = pool.kv[:, before]
+    pool.kv, pool.shape = vast, replace(pool.shape, num_blocks=num_blocks)
+    assert torch.equal(attend(native, pool, q, AttentionBatch([0], [Tail(last, 40)])), expected)
 
 
 def test_a_step_outside_of_the_cache_is_refused() -> None:
