@@ -106,49 +106,49 @@ async def check_whole(http, events, *others):
     return stored
 
 
-async def cut_and_resume(gateways, rnd):
-    """One answer, cut again and again on a random gateway, over SSE or a websocket; and a reader that is never cut."""
-    seen = []
-    async with contextlib.AsyncExitStack() as stack:
+async def cut_and_resume(gateways, https, rnd):
+    """One answer that begins on a random gateway, cut again and again at a random event and resumed on the other one,
+    over SSE or a websocket; and a reader that is never cut."""
+    at = rnd.randrange(2)
+    seen = await begin(https[at], rnd.randint(1, 6))
+    response_id = seen[0]["response"]["id"]
+    whole = asyncio.create_task(resume(rnd.choice(https), response_id, -1))
+    while seen[-1]["type"] not in TERMINAL:
+        at, most, after = 1 - at, rnd.randint(1, 12), seen[-1]["sequence_number"]
+        if rnd.random() < 0.5:
+            url = f"/v1/responses/{response_id}?stream=true&starting_after={after}"
+            async with https[at].stream("GET", url) as answer:
+                seen += await sse_events(answer, most)
+        else:
+            async with gateways[at].socket() as ws:
+                await send(ws, type="response.resume", response_id=response_id, starting_after=after)
+                while most and seen[-1]["type"] not in TERMINAL:
+                    seen.append(await receive(ws))
+                    seen[-1].pop("stream_id", None)
+                    most -= 1
+    stored = await check_whole(https[at], seen, await whole)
+    assert output_text(stored) == TEXT
+
+
+async def cut_and_resume_many(store, seed, rounds, at_once):
+    rnd = random.Random(seed)
+    async with two_gateways(store, slowly(TEXT)) as gateways, contextlib.AsyncExitStack() as stack:
         https = [await stack.enter_async_context(gateway.http()) for gateway in gateways]
-        seen += await begin(rnd.choice(https), rnd.randint(1, 6))
-        response_id = seen[0]["response"]["id"]
-        whole = asyncio.create_task(resume(rnd.choice(https), response_id, -1))
-        while seen[-1]["type"] not in TERMINAL:
-            gateway, after = rnd.choice(list(zip(gateways, https, strict=True))), seen[-1]["sequence_number"]
-            most = rnd.randint(1, 12)
-            if rnd.random() < 0.5:
-                url = f"/v1/responses/{response_id}?stream=true&starting_after={after}"
-                async with gateway[1].stream("GET", url) as answer:
-                    seen += await sse_events(answer, most)
-            else:
-                async with gateway[0].socket() as ws:
-                    await send(ws, type="response.resume", response_id=response_id, starting_after=after)
-                    while most and seen[-1]["type"] not in TERMINAL:
-                        seen.append(await receive(ws))
-                        seen[-1].pop("stream_id", None)
-                        most -= 1
-        stored = await check_whole(https[0], seen, await whole)
-        assert output_text(stored) == TEXT
-
-
-async def test_b36_cut_at_random_events_and_resumed_on_a_random_gateway(store):
-    rnd = random.Random(36)
-    async with two_gateways(store, slowly(TEXT)) as gateways:
-        for _ in range(3):
-            await asyncio.gather(*(cut_and_resume(gateways, rnd) for _ in range(8)))
+        for _ in range(rounds):
+            await asyncio.gather(*(cut_and_resume(gateways, https, rnd) for _ in range(at_once)))
         for gateway in gateways:
             await gateway.wait_no_runs()
             assert gateway.log.followed == []
 
 
+async def test_b36_cut_at_random_events_and_resumed_on_the_other_gateway(store):
+    await cut_and_resume_many(store, seed=36, rounds=3, at_once=8)
+
+
 @pytest.mark.slow
 @on_both_servers
 async def test_b36_a_thousand_answers_cut_and_resumed(store):
-    rnd = random.Random(1000)
-    async with two_gateways(store, slowly(TEXT)) as gateways:
-        for _ in range(50):
-            await asyncio.gather(*(cut_and_resume(gateways, rnd) for _ in range(20)))
+    await cut_and_resume_many(store, seed=1000, rounds=50, at_once=20)
 
 
 async def test_a_reader_on_the_other_gateway_follows_live(store):
