@@ -42,8 +42,15 @@ class Choice:
     is_done: bool = False
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
+    def __post_init__(self) -> None:
+        self._is_plain = not self.params.stop and self.params.logprobs is None
+
     def take(self, output: RequestOutput) -> ChoiceDelta:
         """The delta that `output` makes. Raises ApiError where the engine reports a failure."""
+        if self._is_plain and output.finish_reason is None and output.prompt_logprobs is None and output.error is None:
+            ids = output.token_ids
+            self.token_ids += ids
+            return ChoiceDelta(self.index, self.detokenizer.append(ids), ids)
         if output.error is not None or output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.is_done = True
             raise from_error_info(output.error or ErrorInfo("The engine aborted the answer.", "aborted"))

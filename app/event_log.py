@@ -57,9 +57,12 @@ class EventLog(Protocol):
 
         Does not wait. Raises EventsNotHeld or CursorLost."""
 
+    def read_now(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool] | None:
+        """As `read`, from this process alone; None where others have to be asked. A `wake` may call it."""
+
     def watch(self, response_id: str, wake: Wake) -> Callable[[], None]:
         """Calls `wake` after each append to this answer, until the returned function is called. `wake` must not
-        raise, read or append; an answer of which nothing is held never wakes anybody."""
+        raise or append; an answer of which nothing is held never wakes anybody."""
 
     async def drop(self, response_id: str) -> None:
         """Forgets an answer's events. Readers that are not at its end get EventsNotHeld."""
@@ -161,6 +164,10 @@ class MemoryEventLog:
 
     async def read(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool]:
         self._expire()
+        return self.read_now(response_id, after, limit)
+
+    def read_now(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool]:
+        """What has expired since the last append may still be there."""
         answer = self._find(response_id)
         if answer is None:
             raise EventsNotHeld(response_id)

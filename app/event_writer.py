@@ -13,6 +13,8 @@ from app.event_log import EventLog, Wake
 from app.events import TERMINAL, Event, LoggedEvent, can_merge, merge, number_and_encode
 from app.redis_commands import SessionsUnavailable
 
+MERGED_TOGETHER = 64
+
 
 class EventSink(Protocol):
     """Where a run puts its events. Never waits; what is pending is bounded by the answer's own text."""
@@ -27,7 +29,8 @@ class _Pending:
 
     def __init__(self) -> None:
         self._groups: list[list[Event]] = []
-        """Each becomes one event, when it is taken: merging them one by one would copy the text again and again."""
+        """Each becomes one event, when it is taken, or sooner where many wait: merging them one by one would copy the
+        text again and again, and an event for each token of a long answer would take far more room than its text."""
         self.next_number = 0
 
     def __len__(self) -> int:
@@ -35,7 +38,10 @@ class _Pending:
 
     def add(self, event: Event) -> None:
         if self._groups and can_merge(self._groups[-1][-1], event):
-            self._groups[-1].append(event)
+            group = self._groups[-1]
+            group.append(event)
+            if len(group) == MERGED_TOGETHER:
+                group[:] = [merge(group)]
         else:
             self._groups.append([event])
 
@@ -124,6 +130,9 @@ class EventSource(Protocol):
 
         Raises EventsNotHeld or CursorLost."""
 
+    def read_now(self, limit: int) -> tuple[list[LoggedEvent], bool] | None:
+        """As `read`; None where only that can tell. What `watch` calls may call this."""
+
     def watch(self, wake: Wake) -> Callable[[], None]: ...
 
 
@@ -147,6 +156,12 @@ class LogCursor:
         if events:
             self._after = events[-1].number
         return events, ended
+
+    def read_now(self, limit: int) -> tuple[list[LoggedEvent], bool] | None:
+        found = self._log.read_now(self._response_id, self._after, limit)
+        if found is not None and found[0]:
+            self._after = found[0][-1].number
+        return found
 
     def watch(self, wake: Wake) -> Callable[[], None]:
         stop_watching = self._log.watch(self._response_id, wake)
@@ -178,6 +193,9 @@ class Mailbox:
             self._wake()
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        return self.read_now(limit)
+
+    def read_now(self, limit: int) -> tuple[list[LoggedEvent], bool]:
         events = self._pending.take(limit)
         return events, self._ended and not self._pending
 
@@ -199,6 +217,9 @@ class Unread:
         pass
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        return self.read_now(limit)
+
+    def read_now(self, limit: int) -> tuple[list[LoggedEvent], bool]:
         return [], True
 
     def watch(self, wake: Wake) -> Callable[[], None]:

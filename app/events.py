@@ -6,7 +6,6 @@ that the SDK's models require are always written, also where this service has no
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -239,8 +238,7 @@ TERMINAL = (Completed, Incomplete, Failed)
 TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedEvent:
+class LoggedEvent(msgspec.Struct, frozen=True):
     """An event as it stands in a log: numbered, encoded, never changed again."""
 
     number: int

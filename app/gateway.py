@@ -23,6 +23,7 @@ from app.conversations import Conversations
 from app.disconnect import cancel_and_wait
 from app.drain import Drain
 from app.engine_pool import EnginePool
+from app.frame_socket import FrameSocket
 from app.idempotency import IdempotencyKeys
 from app.ledger import Ledger
 from app.live_config import Configured, LiveConfig
@@ -41,7 +42,6 @@ from app.services import Services
 from app.stateful import OpenStateful, response_service
 from app.tenant_store import TenantStore
 from app.tickets import Tickets
-from app.websocket_protocol import WebSocketProtocol
 from engine.client import EngineClient
 from engine.errors import EngineError
 from engine.prepared import PreparedModel
@@ -118,7 +118,7 @@ def uvicorn_config(app: Starlette, *, shutdown_s: float = LAST_WORDS_S, log_leve
     return uvicorn.Config(
         app,
         http="httptools",
-        ws=WebSocketProtocol,
+        ws=FrameSocket,
         ws_max_size=MAX_FRAME_BYTES,
         ws_ping_interval=WS_PING_S,
         ws_ping_timeout=WS_PING_S,

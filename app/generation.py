@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -12,16 +12,17 @@ from typing import Self
 from app.cached_tokens import CachedTokens
 from app.choice import Choice, ChoiceDelta
 from app.drain import Drain
-from app.errors import ApiError, BadRequest, EngineUnavailable, ShuttingDown, from_request_error
+from app.errors import ApiError, EngineUnavailable, ShuttingDown
 from app.metrics import AnswerMeter, Metrics
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from app.resubmission import Resubmission
+from app.servable import check_servable
 from app.tenants import Tenant
 from app.usage_record import AnswerTimes, Outcome
 from engine.client import Submitter
-from engine.errors import EngineDeadError, RequestError
-from engine.protocol import AddRequest, EngineInfo, RequestOutput, TokenLogprobs
+from engine.errors import EngineDeadError
+from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import PROMPT_SUFFIX_TOKENS, IncrementalDetokenizer
 from engine.text.stop_strings import StopAutomaton
@@ -86,6 +87,9 @@ class Generation:
         self._arrived: set[Choice] = set()
         """Choices whose streams may have something to take."""
         self._arrival = asyncio.Event()
+        self._give: Callable[[ChoiceDelta], None] | None = None
+        """Takes each delta at once."""
+        self._failure: Exception | None = None
         self._leave = ExitStack()
         self.times = AnswerTimes(time.monotonic, time.monotonic())
         self._cached: dict[int, CachedTokens] = {}
@@ -95,28 +99,11 @@ class Generation:
         except EngineDeadError:
             raise EngineUnavailable(UNAVAILABLE) from None
         for one in self._prompts:
-            self.check(info, one, params)
+            check_servable(info, one, params)
         self._max_model_len = info.max_model_len
         self.block_size = info.block_size
         """Of the engine's KV blocks, in tokens."""
         self._stops = StopAutomaton(params.stop)
-
-    @staticmethod
-    def check(info: EngineInfo, prompt: BuiltPrompt, params: SamplingParams) -> None:
-        """Raises ApiError (400) for what this engine can never serve."""
-        try:
-            params.validate(info.vocab_size)
-        except RequestError as e:
-            raise from_request_error(e) from None
-        num_tokens = len(prompt.token_ids)
-        if num_tokens == 0:
-            raise BadRequest("The prompt is empty: there is nothing to continue.", param=prompt.param)
-        if num_tokens >= info.max_model_len:
-            raise _too_long(prompt, info.max_model_len, "The context length of this model is", params)
-        if num_tokens + 1 > info.max_tokens_in_pool:
-            raise _too_long(prompt, info.max_tokens_in_pool, "The KV cache of this server holds", params)
-        if not all(0 <= t < info.vocab_size for t in prompt.token_ids[prompt.num_known_tokens :]):
-            raise BadRequest(f"The prompt has token ids outside 0 to {info.vocab_size - 1}.", param=prompt.param)
 
     # ---- numbers; final after the last delta
 
@@ -273,8 +260,43 @@ class Generation:
         return taken
 
     def _on_arrival(self, choice: Choice) -> None:
-        self._arrived.add(choice)
-        self._arrival.set()
+        if self._give is not None:
+            self._hand_over((choice,), self._give)
+        else:
+            self._arrived.add(choice)
+            self._arrival.set()
+
+    def _hand_over(self, choices: Iterable[Choice], give: Callable[[ChoiceDelta], None]) -> None:
+        has_news = False
+        try:
+            for delta in self._take_from(choices):
+                give(delta)
+                has_news = has_news or delta.finish_reason is not None
+        except Exception as e:  # noqa: BLE001 it is for the reader, not for whoever brought the output
+            self._failure, self._give, has_news = e, None, True
+        if has_news:
+            self._arrival.set()
+
+    @property
+    def _is_done(self) -> bool:
+        return all(choice.is_done for choice in self._choices)
+
+    async def run(self, give: Callable[[ChoiceDelta], None]) -> None:
+        """Gives each delta in the moment in which it comes, without a turn of the event loop. Returns at the end.
+
+        Raises what iterating over it would raise, and what `give` raises.
+        """
+        self._give = give
+        self._hand_over(sorted(self._arrived, key=lambda choice: choice.index), give)
+        try:
+            while self._failure is None and not self._is_done:
+                self._check_drain()
+                self._arrival.clear()
+                await self._arrival.wait()
+        finally:
+            self._give = None
+        if self._failure is not None:
+            raise self._failure
 
     def __aiter__(self) -> Self:
         return self
@@ -284,20 +306,24 @@ class Generation:
 
         Raises ApiError if the engine fails one of the choices or dies, or the gateway ends.
         """
-        while not all(choice.is_done for choice in self._choices):
-            deltas = self._take_arrived()
+        while not self._is_done:
+            deltas = self._take_from(sorted(self._arrived, key=lambda choice: choice.index))
+            self._arrived.clear()
             if deltas:
                 return deltas
-            if self._drain is not None and self._drain.is_cut:
-                raise ShuttingDown("The server was shut down while it answered.")
+            self._check_drain()
             self._arrival.clear()
             await self._arrival.wait()
         raise StopAsyncIteration
 
-    def _take_arrived(self) -> list[ChoiceDelta]:
+    def _check_drain(self) -> None:
+        if self._drain is not None and self._drain.is_cut:
+            raise ShuttingDown("The server was shut down while it answered.")
+
+    def _take_from(self, choices: Iterable[Choice]) -> list[ChoiceDelta]:
         """Never waits; empty if nothing has come."""
         deltas: list[ChoiceDelta] = []
-        for choice in sorted(self._arrived, key=lambda choice: choice.index):
+        for choice in choices:
             if choice.is_done:
                 continue  # woken by its own end
             try:
@@ -306,7 +332,6 @@ class Generation:
                 raise EngineUnavailable("The engine died while it answered.", code="engine_died") from None
             if output is not None:
                 deltas.append(self._take(choice, output))
-        self._arrived.clear()
         return deltas
 
     def _take(self, choice: Choice, output: RequestOutput) -> ChoiceDelta:
@@ -322,10 +347,3 @@ class Generation:
             if delta.finish_reason is not None:
                 self._meter.end(delta.finish_reason)
         return delta
-
-
-def _too_long(prompt: BuiltPrompt, limit: int, what: str, params: SamplingParams) -> ApiError:
-    num_tokens = len(prompt.token_ids)
-    wanted = f" and {params.max_tokens} more were asked for" if params.max_tokens is not None else ""
-    message = f"{what} {limit} tokens, but the prompt has {num_tokens} tokens{wanted}: shorten the prompt."
-    return BadRequest(message, code="context_length_exceeded", param=prompt.param)

@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from app.accounting import Savings
 from app.engine_metrics import EngineMetrics
+from app.token_times import TokenTimes
 from engine.protocol import EngineInfo, EngineStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_ITL_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 _ANSWER_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -22,9 +22,11 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.clock = clock
         self.savings = Savings()
+        self.token_times = TokenTimes()
         self._engine = EngineMetrics()
         self.registry.register(self._engine)
         self.registry.register(self.savings)
+        self.registry.register(self.token_times)
         self.http_requests = Counter(
             "trunkline_http_requests", "HTTP requests answered", ["method", "route", "status"], registry=self.registry
         )
@@ -35,15 +37,8 @@ class Metrics:
         self.cached_prompt_tokens = Counter(
             "trunkline_cached_prompt_tokens", "Prompt tokens taken from the prefix cache", registry=self.registry
         )
-        self.generation_tokens = Counter("trunkline_generation_tokens", "Tokens generated", registry=self.registry)
         self.answers_in_flight = Gauge("trunkline_answers_in_flight", "Generations now open", registry=self.registry)
         self.ttft = Histogram("trunkline_time_to_first_token_seconds", "TTFT", buckets=_TTFT_S, registry=self.registry)
-        self.itl = Histogram(
-            "trunkline_inter_token_latency_seconds",
-            "ITL: from one delivery of tokens to the next of the same choice",
-            buckets=_ITL_S,
-            registry=self.registry,
-        )
         self.answer_seconds = Histogram(
             "trunkline_answer_seconds", "From submission to the last token", buckets=_ANSWER_S, registry=self.registry
         )
@@ -93,10 +88,8 @@ class AnswerMeter:
         now, last = self._metrics.clock(), self._last[choice]
         if last is None:
             self._metrics.ttft.observe(now - self._start)
-        else:
-            self._metrics.itl.observe(now - last)
+        self._metrics.token_times.add(num_tokens, None if last is None else now - last)
         self._last[choice] = now
-        self._metrics.generation_tokens.inc(num_tokens)
 
     def pause(self) -> None:
         """From now until `go_on` no time passes for it."""

@@ -190,11 +190,7 @@ class ResponseRun:
                 self._has_choice = True
                 if self._explainer is not None:
                     self._explainer.compare()
-                async for deltas in generation:
-                    for delta in deltas:
-                        self._take(delta)
-                    if self._on_tokens is not None:
-                        self._on_tokens()
+                await generation.run(self._take)
         except ApiError as e:
             self._error = e
         except asyncio.CancelledError:
@@ -209,13 +205,18 @@ class ResponseRun:
     def _take(self, delta: ChoiceDelta) -> None:
         if delta.finish_reason is not None:
             self._finish_reason = delta.finish_reason
-        self._logprobs_without_text += map(self._to_logprob, delta.logprobs or ())
+        if delta.logprobs:
+            self._logprobs_without_text += map(self._to_logprob, delta.logprobs)
         if delta.text:
             self._ensure_item()
             self._texts.append(delta.text)
-            logprobs, self._logprobs_without_text = self._logprobs_without_text, []
-            self._logprobs += logprobs
-            self._put(TextDelta(item_id=self._item_id, delta=delta.text, logprobs=logprobs))
+            event = TextDelta(item_id=self._item_id, delta=delta.text)
+            if self._logprobs_without_text:
+                event.logprobs, self._logprobs_without_text = self._logprobs_without_text, []
+                self._logprobs += event.logprobs
+            self._sink.put(event)
+        if self._on_tokens is not None:
+            self._on_tokens()
 
     async def _end(self) -> None:
         if self._stopped_by == "takeover":

@@ -116,6 +116,9 @@ class SharedEventLog:
                 raise
         return await self._far.read(response_id, after, limit)
 
+    def read_now(self, response_id: str, after: int, limit: int) -> tuple[list[LoggedEvent], bool] | None:
+        return self._near.read_now(response_id, after, limit) if self._near.holds(response_id) else None
+
     def watch(self, response_id: str, wake: Wake) -> Callable[[], None]:
         key = object()
         self._watchers.setdefault(response_id, {})[key] = wake

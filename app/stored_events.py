@@ -35,6 +35,9 @@ class StoredEvents:
         self._events = [number_and_encode(event, number) for number, event in enumerate(events_of(response))]
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:
+        return self.read_now(limit)
+
+    def read_now(self, limit: int) -> tuple[list[LoggedEvent], bool]:
         events, self._events = self._events[:limit], self._events[limit:]
         return events, not self._events
 

@@ -9,8 +9,7 @@ go on and can be resumed.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from starlette.routing import WebSocketRoute
@@ -35,8 +34,8 @@ from app.conversation import (
 from app.disconnect import cancel_and_wait
 from app.errors import ApiError, RateLimited
 from app.event_log import CursorLost, EventsNotHeld
-from app.event_writer import EventSource
-from app.events import with_stream_id
+from app.events import LoggedEvent
+from app.feed import Feed
 from app.lifetime import Lifetime, LifetimeOver
 from app.live_config import Configured
 from app.lookup_errors import events_not_held
@@ -92,19 +91,6 @@ class Websockets:
             place.release()
 
 
-@dataclass(eq=False, slots=True)
-class _Feed:
-    """One answer on its way to the client: of a lane, or resumed."""
-
-    source: EventSource
-    stream_id: str | None
-    lane: tuple[str | None] | None = None
-    """The lane that waits for its end; None for a resumed answer."""
-    started: Started | None = None
-    """None also where the lane was given the answer to a message that had been sent before."""
-    stop_watching: Callable[[], Any] = field(default=lambda: None)
-
-
 class _Connection:
     def __init__(
         self,
@@ -127,8 +113,8 @@ class _Connection:
         self._lifetime = Lifetime.of(configured.limits)
         self._conversation = Conversation()
         self._commands: set[asyncio.Task[None]] = set()
-        self._feeds: set[_Feed] = set()
-        self._ready: dict[_Feed, None] = {}
+        self._feeds: set[Feed] = set()
+        self._ready: dict[Feed, None] = {}
         """Feeds that may have events, in the order in which they were woken."""
         self._errors: deque[bytes] = deque()
         """And what else belongs to no answer."""
@@ -139,6 +125,7 @@ class _Connection:
         """Nothing new is taken."""
         self._unstored = UnstoredLanes()
         self._news = asyncio.Event()
+        self._writer_rests = False
 
     async def run(self) -> None:
         """Until the client goes or is closed. Stored answers run on; others end."""
@@ -264,7 +251,7 @@ class _Connection:
             self._do(self._conversation.refused(lane, e))
             return
         own = started if isinstance(started, Started) else None
-        self._feed(_Feed(started.source, lane, lane=(lane,), started=own))
+        self._feed(Feed(started.source, lane, lane=(lane,), started=own))
 
     async def _cancel(self, response_id: str, stream_id: str | None) -> None:
         try:
@@ -286,16 +273,26 @@ class _Connection:
             )
             self._send_event(error_event(told, command.stream_id))
             return
-        self._feed(_Feed(followed.source, command.stream_id or followed.stream_id))
+        self._feed(Feed(followed.source, command.stream_id or followed.stream_id))
 
     # ---- writing
 
-    def _feed(self, feed: _Feed) -> None:
+    def _feed(self, feed: Feed) -> None:
         self._feeds.add(feed)
         feed.stop_watching = feed.source.watch(lambda: self._wake(feed))
         self._wake(feed)
 
-    def _wake(self, feed: _Feed) -> None:
+    def _wake(self, feed: Feed) -> None:
+        """What is there goes out at once; where that needs waiting, or something else is being sent, by the writer."""
+        can_send = self._writer_rests and self._writer.can_send
+        if not can_send or (found := feed.read_now(READ_EVENTS)) is None:
+            self._leave_to_writer(feed)
+            return
+        if found[0]:
+            self._writer.send_now(feed.texts(found[0]))
+        self._were_sent(feed, *found)
+
+    def _leave_to_writer(self, feed: Feed) -> None:
         self._ready[feed] = None
         self._news.set()
 
@@ -312,7 +309,9 @@ class _Connection:
                     self._close = self._close_at_rest
                 else:
                     self._news.clear()
+                    self._writer_rests = True
                     await self._news.wait()
+                    self._writer_rests = False
         except WebSocketDisconnect:
             return
         except TimeoutError:
@@ -320,7 +319,7 @@ class _Connection:
         assert self._close is not None
         await self._writer.close(self._close)
 
-    async def _write_some(self, feed: _Feed) -> None:
+    async def _write_some(self, feed: Feed) -> None:
         try:
             events, has_ended = await feed.source.read(READ_EVENTS)
         except CursorLost as e:
@@ -329,21 +328,23 @@ class _Connection:
         except EventsNotHeld as e:
             self._send_event(error_event(events_not_held(e.response_id), feed.stream_id))
             events, has_ended = [], True
-        for event in events:
-            await self._writer.send(
-                event.data if feed.stream_id is None else with_stream_id(event.data, feed.stream_id)
-            )
+        for text in feed.texts(events):
+            await self._writer.send(text)
+        self._were_sent(feed, events, has_ended)
+
+    def _were_sent(self, feed: Feed, events: Sequence[LoggedEvent], has_ended: bool) -> None:
         if has_ended:
             self._feed_ended(feed)
         elif len(events) == READ_EVENTS:
-            self._wake(feed)
+            self._leave_to_writer(feed)
 
-    def _feed_ended(self, feed: _Feed) -> None:
+    def _feed_ended(self, feed: Feed) -> None:
         self._feeds.discard(feed)
         self._ready.pop(feed, None)
         feed.stop_watching()
+        if self._close_at_rest is not None:
+            self._news.set()
         if feed.lane is None:
             return
-        (lane,) = feed.lane
-        self._unstored.ended(lane, feed.started)
-        self._do(self._conversation.sent(lane))
+        self._unstored.ended(feed.lane[0], feed.started)
+        self._do(self._conversation.sent(feed.lane[0]))

@@ -289,9 +289,9 @@ class ZmqEngineClient:
         if step.step_id != self._last_step_id + 1:
             raise ProtocolFault(f"expected step {self._last_step_id + 1}, got {step.step_id}: outputs are missing")
         self._last_step_id = step.step_id
-        self._send(Acknowledge(step.step_id))
         for output in step.outputs:
             self._deliver(output)
+        self._send(Acknowledge(step.step_id))
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)

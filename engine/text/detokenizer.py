@@ -49,6 +49,10 @@ class IncrementalDetokenizer:
         self._num_settled_tokens = 0
         self._emitted: list[str] = []
         self._is_finished = False
+        self._odd_ids = self._end_ids | self._hidden_ids
+        self._can_be_even = not self._stops.has_any
+        self._is_even = False
+        """Whether all that came is out, so that a token which is text by itself can simply be added. Nearly always."""
 
     @property
     def text(self) -> str:
@@ -65,12 +69,29 @@ class IncrementalDetokenizer:
         """How many ids, from the first, have their text wholly in what was emitted; end ids at the end do not count."""
         return self._num_settled_tokens
 
-    def append(self, token_ids: Iterable[int], *, stop_token_id: int | None = None) -> str:
+    def append(self, token_ids: Sequence[int], *, stop_token_id: int | None = None) -> str:
         """Takes the next ids, returns the new text.
 
         `stop_token_id`: the id that ended the answer, if one did; when it is the last of `token_ids` it is no text
         (unless stop strings are included in the output).
         """
+        if self._is_even and stop_token_id is None and len(token_ids) == 1 and (text := self._plain_text(token_ids[0])):
+            self._emitted.append(text)
+            self._num_decoded_chars += len(text)
+            self._num_emitted_chars += len(text)
+            self._num_settled_tokens += 1
+            return text
+        shown = self._append(token_ids, stop_token_id)
+        self._is_even = self._can_be_even and not (
+            self._at_start or self._is_finished or self._end_ids_held or self._unsettled or self._utf8.getstate()[0]
+        )
+        return shown
+
+    def _plain_text(self, token_id: int) -> str | None:
+        """Of one that is shown, and by itself is text."""
+        return None if token_id in self._odd_ids else self._tokenizer.whole_text(token_id)
+
+    def _append(self, token_ids: Sequence[int], stop_token_id: int | None) -> str:
         if self._is_finished or self._stops.matched is not None:
             return ""
         new_ids = list(token_ids)
@@ -91,7 +112,7 @@ class IncrementalDetokenizer:
         """The answer has ended: returns what was held back. Bytes that never became a character are one U+FFFD."""
         if self._is_finished:
             return ""
-        self._is_finished = True
+        self._is_finished, self._is_even = True, False
         rest = self._utf8.decode(b"", final=True)
         self._num_decoded_chars += len(rest)
         shown = self._stops.feed(rest)

@@ -1,5 +1,6 @@
 """What bytes a token id stands for. Text is bytes put together, then UTF-8: no token is decoded alone."""
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,7 @@ class Pieces:
         self.size = max([*pieces, *self._added], default=-1) + 1
         self._pieces = pieces
         self._bytes: list[bytes | None] = [None] * self.size
+        self._texts: dict[int, str | None] = {}
         self._byte_level = self._byte_fallback = False
         self._replacements: list[tuple[str, str]] = []
         self._num_leading_spaces = 0  # taken off the start of a text
@@ -57,6 +59,17 @@ class Pieces:
         if data is None:
             data = self._bytes[token_id] = self._make(token_id)
         return data
+
+    def text(self, token_id: int) -> str | None:
+        """None for an id whose bytes are no whole characters."""
+        try:
+            return self._texts[token_id]
+        except KeyError:
+            text = None
+            with contextlib.suppress(UnicodeDecodeError):
+                text = self.literal(token_id).decode()
+            self._texts[token_id] = text
+            return text
 
     def at_start(self, token_id: int) -> bytes:
         """Of a token that a text begins with: without the space that SentencePiece style puts before the first word."""

@@ -79,6 +79,11 @@ class StopStrings:
         self._held = ""  # what the state stands for: seen, not yet shown
         self._state = 0
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to look for."""
+        return bool(self._automaton.stops)
+
     def feed(self, text: str) -> str:
         """Takes the next text and returns what can be shown by now: all but an end that could become a stop."""
         if self.matched is not None:

@@ -131,6 +131,10 @@ class Tokenizer:
         """Of a token that a text begins with: SentencePiece style has no space there."""
         return self._pieces.at_start(token_id)
 
+    def whole_text(self, token_id: int) -> str | None:
+        """What it adds to a text; None if it begins or ends within a character."""
+        return self._pieces.text(token_id)
+
     def token_text(self, token_id: int) -> str:
         """For display of one token alone: U+FFFD for pieces of characters."""
         return self.token_bytes(token_id).decode(errors="replace")

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
 from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
-from tests.byte_model import IM_END, byte_model_info, make_byte_model
+from tests.byte_model import IM_END, make_byte_model
 from tests.scripted_engine import Die, Fail, Item, Pause, ScriptedEngineClient, say
 
 TENANT = Tenant("a")
@@ -172,25 +171,6 @@ async def test_a_refusal_of_the_engine_is_the_requests_fault(tokenizer: Tokenize
     with pytest.raises(BadRequest) as caught:
         await collect(start(engine, tokenizer))
     assert caught.value.code == "context_length_exceeded"
-
-
-def test_what_can_never_be_served_is_refused_at_once(tokenizer: Tokenizer) -> None:
-    info = byte_model_info(max_model_len=64, num_blocks=2)
-    cases = [
-        (prompt(""), {}, None),
-        (prompt("x" * 64), {}, "context_length_exceeded"),
-        (prompt("x" * 32), {}, "context_length_exceeded"),
-        (BuiltPrompt([1, 259], []), {}, None),
-        (BuiltPrompt([-1], []), {}, None),
-        (prompt(), {"logit_bias": {259: 1.0}}, None),
-    ]
-    for built, changes, code in cases:
-        named = replace(built, param="input")
-        with pytest.raises(BadRequest) as caught:
-            Generation.check(info, named, params(**changes))
-        assert caught.value.code == code
-        assert caught.value.param == ("input" if not changes else "logit_bias")
-    Generation.check(info, prompt("x" * 31), params())
 
 
 def test_no_engine_no_generation(tokenizer: Tokenizer) -> None:

@@ -44,17 +44,12 @@ class FakeGeneration:
     def __exit__(self, *exc):
         self.is_open, self.was_left = False, True
 
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        item = await self.queue.get()
-        if item is None:
-            raise StopAsyncIteration
-        if isinstance(item, Exception):
-            raise item
-        self.text += item.text
-        return [item]
+    async def run(self, give):
+        while (item := await self.queue.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            self.text += item.text
+            give(item)
 
 
 class Stage:

@@ -174,4 +174,4 @@ async def test_a_message_of_the_largest_size_is_taken(connection):
 def test_the_gateway_is_served_with_it() -> None:
     config: uvicorn.Config = uvicorn_config(None)
     config.load()
-    assert config.ws_protocol_class is WebSocketProtocol
+    assert issubclass(config.ws_protocol_class, WebSocketProtocol)
