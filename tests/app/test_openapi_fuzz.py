@@ -42,8 +42,10 @@ ODD_PARTS = st.one_of(
 )
 
 
-def allowed(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+def allowed(schema: dict[str, Any] | bool) -> st.SearchStrategy[Any]:
     """What the schema allows, or nearly: lengths of texts in characters, small lists."""
+    if isinstance(schema, bool):
+        return ANYTHING if schema else st.nothing()
     if "$ref" in schema:
         return st.deferred(lambda: allowed(SCHEMAS[schema["$ref"].rpartition("/")[2]]))
     if "anyOf" in schema:
@@ -184,8 +186,8 @@ async def test_what_is_drawn_from_the_document_is_answered_as_it_says(gateway):
 
 
 @pytest.mark.slow
-async def test_three_thousand_requests_drawn_from_the_document(gateway):
-    await drawn_requests_are_answered_as_described(gateway, 3_000)
+async def test_two_thousand_requests_drawn_from_the_document(gateway):
+    await drawn_requests_are_answered_as_described(gateway, 2_000)
 
 
 def matches(path: str, url: str) -> bool:
