@@ -106,15 +106,26 @@ class Caps:
             raise _full(kind, limit)
         return place
 
+    def adopt(self, tenant: Tenant, kind: Kind) -> Place:
+        """The place of something that was let in at a gateway which has gone: whatever the limit is, it is there."""
+        held = self._held.setdefault(tenant.id, _Held())
+        held.own[kind] += 1
+        if held.is_said or _limit(tenant.quota, kind) is not None:
+            self._say_later(tenant.id)
+        return Place(lambda: self._leave(tenant.id, kind))
+
     def _leave(self, tenant_id: str, kind: Kind) -> None:
         held = self._held[tenant_id]
         held.own[kind] -= 1
         if held.is_said:
-            self._unsaid.add(tenant_id)
-            if self._saying is None:
-                self._saying = asyncio.create_task(self._say_unsaid(), name="places that are free again")
+            self._say_later(tenant_id)
         elif held.is_empty:
             del self._held[tenant_id]
+
+    def _say_later(self, tenant_id: str) -> None:
+        self._unsaid.add(tenant_id)
+        if self._saying is None:
+            self._saying = asyncio.create_task(self._say_unsaid(), name="places that changed")
 
     async def _say_unsaid(self) -> None:
         try:

@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from app.conversation_turns import ADD_TURN, conversation_key, running_lease_key
+from app.conversation_turns import ADD_TURN, conversation_key
 from app.errors import BadRequest, Conflict, NotFound
 from app.events import Item
 from app.ids import ConversationId, try_parse_conversation_id, try_parse_response_id
 from app.redis_commands import RedisCommands
+from app.redis_keys import lease_key, recipe_key
 from app.response_node import HistoryMessage, ResponseNode, Turn
 from app.sessions import LEASE_MS, NODE_TTL_S
 
@@ -44,12 +45,13 @@ if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then redis.call('HDEL', KEYS[1], ARGV[1]) else redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
 return 1
 """
-# The lease is taken here, so that there is no moment in which the response runs and is not seen to.
+# The lease is taken here, so that there is no moment in which the response runs and is not seen to. One whose gateway
+# has gone runs too, as long as another one may go on with it.
 _ENTER = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 'unknown' end
 local running = redis.call('HGET', KEYS[1], 'running') or ''
 if running ~= ARGV[2] and running ~= ARGV[3] then return 'again' end
-if running ~= '' and running ~= ARGV[3] and redis.call('EXISTS', KEYS[2]) == 1 then return 'locked' end
+if running ~= '' and running ~= ARGV[3] and redis.call('EXISTS', KEYS[2], KEYS[4]) > 0 then return 'locked' end
 redis.call('HSET', KEYS[1], 'running', ARGV[3])
 redis.call('SET', KEYS[3], ARGV[4], 'PX', ARGV[5])
 return 'entered'
@@ -168,7 +170,7 @@ class ConversationStore:
         while True:
             running = (await self.find(node.tenant, conversation_id)).running
             other = try_parse_response_id(running) or node.id
-            keys = [conversation_key(node.id.root), running_lease_key(other), running_lease_key(node.id)]
+            keys = [conversation_key(node.id.root), lease_key(other), lease_key(node.id), recipe_key(other)]
             said: list[Any] = [node.tenant, running, str(node.id), self._owner, self._lease_ms]
             outcome = await self._commands.run(self._enter(keys, said))
             if outcome == b"entered":

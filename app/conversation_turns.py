@@ -2,17 +2,11 @@
 
 import msgspec
 
-from app.ids import ResponseId
 from app.response_node import ResponseNode, Turn
 
 
 def conversation_key(root: str) -> str:
     return f"{{s:{root}}}:c"
-
-
-def running_lease_key(response_id: ResponseId) -> str:
-    """Of the gateway that runs a response, as app/sessions.py keeps it."""
-    return f"{{s:{response_id.root}}}:o:{response_id}"
 
 
 ADD_TURN = """

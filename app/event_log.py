@@ -43,8 +43,8 @@ class CursorLost(Exception):
 class EventLog(Protocol):
     """Where events are kept. Appending is for the owner of an answer alone, and only in order."""
 
-    async def open(self, response_id: str) -> None:
-        """Starts the log of a new answer."""
+    async def open(self, response_id: str, logged: Sequence[LoggedEvent] = ()) -> None:
+        """Starts the log of a new answer; or goes on with one of which `logged` is there, from its first event on."""
 
     async def append(self, batch: Sequence[tuple[str, Sequence[LoggedEvent]]]) -> Collection[str]:
         """Appends to several logs at once; when it returns, readers may see the events. After a terminal event
@@ -117,10 +117,12 @@ class MemoryEventLog:
     def num_answers(self) -> int:
         return len(self._running) + len(self._ended)
 
-    async def open(self, response_id: str) -> None:
+    async def open(self, response_id: str, logged: Sequence[LoggedEvent] = ()) -> None:
         if response_id in self._running or response_id in self._ended:
             raise ValueError(f"{response_id} has a log already")
         self._running[response_id] = _Answer()
+        if logged:
+            await self.append([(response_id, logged)])
 
     def holds(self, response_id: str) -> bool:
         return self._find(response_id) is not None
@@ -230,4 +232,4 @@ class MemoryEventLog:
 
 
 def _size_bytes(event: LoggedEvent) -> int:
-    return len(event.data) + _EVENT_OVERHEAD_BYTES
+    return len(event.data) + len(event.progress) + _EVENT_OVERHEAD_BYTES

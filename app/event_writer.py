@@ -6,11 +6,13 @@ for an answer that is not stored: its single reader takes the place of the log.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from app import progress as progresses
 from app.event_log import EventLog, Wake
 from app.events import TERMINAL, Event, LoggedEvent, can_merge, merge, number_and_encode
+from app.progress import Progress
 from app.redis_commands import SessionsUnavailable
 
 MERGED_TOGETHER = 64
@@ -19,7 +21,9 @@ MERGED_TOGETHER = 64
 class EventSink(Protocol):
     """Where a run puts its events. Never waits; what is pending is bounded by the answer's own text."""
 
-    def put(self, event: Event) -> None: ...
+    def put(self, event: Event, progress: Progress | None = None) -> None:
+        """`progress`: what its text stands for, where others may have to go on with it."""
+        ...
 
 
 class _Pending:
@@ -27,31 +31,48 @@ class _Pending:
 
     __slots__ = ("_groups", "next_number")
 
-    def __init__(self) -> None:
-        self._groups: list[list[Event]] = []
-        """Each becomes one event, when it is taken, or sooner where many wait: merging them one by one would copy the
-        text again and again, and an event for each token of a long answer would take far more room than its text."""
-        self.next_number = 0
+    def __init__(self, next_number: int = 0) -> None:
+        self._groups: list[_Group] = []
+        self.next_number = next_number
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def add(self, event: Event) -> None:
-        if self._groups and can_merge(self._groups[-1][-1], event):
-            group = self._groups[-1]
-            group.append(event)
-            if len(group) == MERGED_TOGETHER:
-                group[:] = [merge(group)]
-        else:
-            self._groups.append([event])
+    def add(self, event: Event, progress: Progress | None = None) -> None:
+        if not self._groups or not can_merge(self._groups[-1].events[-1], event):
+            self._groups.append(_Group())
+        self._groups[-1].add(event, progress)
 
     def take(self, limit: int | None = None) -> list[LoggedEvent]:
         """Numbers them and forgets them."""
         groups = self._groups[:limit]
         del self._groups[: len(groups)]
-        logged = [number_and_encode(merge(group), self.next_number + i) for i, group in enumerate(groups)]
+        logged = [group.number(self.next_number + i) for i, group in enumerate(groups)]
         self.next_number += len(logged)
         return logged
+
+
+class _Group:
+    """Becomes one event, when it is taken, or sooner where many wait: merging them one by one would copy the text again
+    and again, and an event for each token of a long answer would take far more room than its text."""
+
+    __slots__ = ("events", "progress")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.progress: list[Progress] = []
+
+    def add(self, event: Event, progress: Progress | None) -> None:
+        self.events.append(event)
+        if progress is not None:
+            self.progress.append(progress)
+        if len(self.events) == MERGED_TOGETHER:
+            self.events = [merge(self.events)]
+            self.progress = [progresses.joined(self.progress)] if self.progress else []
+
+    def number(self, number: int) -> LoggedEvent:
+        said = progresses.to_bytes(progresses.joined(self.progress)) if self.progress else b""
+        return number_and_encode(merge(self.events), number, said)
 
 
 class EventWriter:
@@ -66,18 +87,21 @@ class EventWriter:
         self._dirty: dict[str, None] = {}
         self._pump: asyncio.Task[None] | None = None
 
-    async def open(self, response_id: str, on_taken: Callable[[], None] = lambda: None) -> "LogSink":
-        await self._log.open(response_id)
-        self._answers[response_id] = _Pending()
+    async def open(
+        self, response_id: str, on_taken: Callable[[], None] = lambda: None, logged: Sequence[LoggedEvent] = ()
+    ) -> "LogSink":
+        """`logged`: as `EventLog.open` takes it."""
+        await self._log.open(response_id, logged)
+        self._answers[response_id] = _Pending(len(logged))
         self._on_taken[response_id] = on_taken
         return LogSink(self, response_id)
 
-    def put(self, response_id: str, event: Event) -> None:
+    def put(self, response_id: str, event: Event, progress: Progress | None = None) -> None:
         """Raises what the last append raised, if it did."""
         self._raise_failure()
         if response_id not in self._on_taken:
             return
-        self._answers[response_id].add(event)
+        self._answers[response_id].add(event, progress)
         self._dirty[response_id] = None
         if self._pump is None:
             self._pump = asyncio.create_task(self._append_all(), name="event log writer")
@@ -118,8 +142,8 @@ class LogSink:
         self._writer = writer
         self._response_id = response_id
 
-    def put(self, event: Event) -> None:
-        self._writer.put(self._response_id, event)
+    def put(self, event: Event, progress: Progress | None = None) -> None:
+        self._writer.put(self._response_id, event, progress)
 
 
 class EventSource(Protocol):
@@ -184,7 +208,7 @@ class Mailbox:
         self._wake: Wake | None = None
         self._ended = False
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event, progress: Progress | None = None) -> None:
         if self._ended:
             raise ValueError(f"the answer has ended, got {event!r}")
         self._pending.add(event)
@@ -213,7 +237,7 @@ class Mailbox:
 class Unread:
     """Sink and source of an answer whose events nobody wants: none is kept."""
 
-    def put(self, event: Event) -> None:
+    def put(self, event: Event, progress: Progress | None = None) -> None:
         pass
 
     async def read(self, limit: int) -> tuple[list[LoggedEvent], bool]:

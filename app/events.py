@@ -246,6 +246,8 @@ class LoggedEvent(msgspec.Struct, frozen=True):
     data: bytes
     """One JSON object in UTF-8."""
     is_terminal: bool
+    progress: bytes = b""
+    """What its text stands for, as app/progress.py writes it; empty where nothing was said. Readers do not see it."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -255,14 +257,14 @@ def to_json(value: Any) -> bytes:
     return _encoder.encode(value)
 
 
-def number_and_encode(event: Event, number: int) -> LoggedEvent:
+def number_and_encode(event: Event, number: int, progress: bytes = b"") -> LoggedEvent:
     """Numbers an event that has no number yet. The event may not be changed after this."""
     if event.sequence_number != -1:
         raise ValueError(f"event has number {event.sequence_number} already, got {number}")
     event.sequence_number = number
     event_type = event.__struct_config__.tag
     assert isinstance(event_type, str)
-    return LoggedEvent(number, event_type, to_json(event), isinstance(event, TERMINAL))
+    return LoggedEvent(number, event_type, to_json(event), isinstance(event, TERMINAL), progress)
 
 
 def can_merge(earlier: Event, later: Event) -> bool:

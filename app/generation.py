@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,26 +13,24 @@ from app.choice import Choice, ChoiceDelta
 from app.drain import Drain
 from app.errors import ApiError, EngineUnavailable, ShuttingDown
 from app.metrics import AnswerMeter, Metrics
+from app.progress import FirstToken, Midway, Progress
 from app.prompt_history import PromptHistory, PromptRecord
 from app.prompts import BuiltPrompt
 from app.resubmission import Resubmission
 from app.servable import check_servable
+from app.submission import UNAVAILABLE, Submission
 from app.tenants import Tenant
 from app.usage_record import AnswerTimes, Outcome
 from engine.client import Submitter
 from engine.errors import EngineDeadError
-from engine.protocol import AddRequest, RequestOutput, TokenLogprobs
+from engine.protocol import RequestOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
-from engine.text.detokenizer import PROMPT_SUFFIX_TOKENS, IncrementalDetokenizer
-from engine.text.stop_strings import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
 UNLIMITED_TOKENS = 512
 """Set aside for an answer whose length nobody limits; it may be longer."""
-UNAVAILABLE = "The engine is not available at the moment; try again in a few seconds."
 
-
-__all__ = ["ChoiceDelta", "Generation"]
+__all__ = ["UNAVAILABLE", "ChoiceDelta", "Generation"]
 
 
 class Generation:
@@ -60,22 +57,31 @@ class Generation:
         history: PromptHistory | None = None,
         on_end: Callable[["Generation", Outcome], None] | None = None,
         drain: Drain | None = None,
+        midway: Midway | None = None,
         pausable: Resubmission | None = None,
     ) -> None:
         """`continues_text`: the answer goes on with the prompt's text (completions), it is no turn of its own.
         `on_end` is called once, when its numbers are final, if it was entered. `drain`: when its time is over, the
-        answer ends with ShuttingDown. `pausable`: has what was submitted; without it nothing is paused.
+        answer ends with ShuttingDown. `midway`: of one choice that began at another gateway, and was let in there.
+        `pausable`: has what was submitted; without it nothing is paused.
 
-        Raises ApiError if the request could never be served, EngineUnavailable if the engine is not there.
+        Raises ValueError for a `midway` that cannot be gone on with here, ApiError if the request could never be
+        served, EngineUnavailable if the engine is not there.
         """
-        self._engine = engine
         self._tokenizer = tokenizer
         self._prompts = [prompt] if isinstance(prompt, BuiltPrompt) else list(prompt)
         self._params = params
         self._tenant = tenant
-        self._priority = priority
-        self._request_id = request_id or uuid.uuid4().hex
-        self._continues_text = continues_text
+        self._submission = Submission(
+            engine,
+            tokenizer,
+            self._prompts,
+            params,
+            tenant.id,
+            priority=priority,
+            request_id=request_id,
+            continues_text=continues_text,
+        )
         self._metrics = metrics
         self._history = history
         self._on_end = on_end
@@ -94,6 +100,14 @@ class Generation:
         self.times = AnswerTimes(time.monotonic, time.monotonic())
         self._cached: dict[int, CachedTokens] = {}
         """By prompt; of its first choice."""
+        self._is_disowned = False
+        self._midway = midway
+        if midway is not None:
+            self.block_size = midway.block_size
+            """Of the engine's KV blocks, in tokens."""
+            self._max_model_len = sum(len(p.token_ids) for p in self._prompts)
+            self._restore(midway)
+            return
         try:
             info = engine.info
         except EngineDeadError:
@@ -102,8 +116,15 @@ class Generation:
             check_servable(info, one, params)
         self._max_model_len = info.max_model_len
         self.block_size = info.block_size
-        """Of the engine's KV blocks, in tokens."""
-        self._stops = StopAutomaton(params.stop)
+
+    def _restore(self, midway: Midway) -> None:
+        choice = self._submission.make_choice(0)
+        choice.restore(midway)
+        self._choices.append(choice)
+        self.times.begun -= midway.age_s
+        if (first := midway.so_far.first) is not None:
+            self._cached[0] = first.cached
+            self.times.restore(first.queue_ms, first.prefill_ms)
 
     # ---- numbers; final after the last delta
 
@@ -155,17 +176,16 @@ class Generation:
         return self._choices[index].token_ids
 
     def kept_ids(self, index: int = 0) -> list[int]:
-        """Ids whose text is the text so far: output ids up to the last one whose text lies wholly in it, no end id.
+        """Ids whose text is the text so far: see `Choice.kept_ids`."""
+        return self._choices[index].kept_ids(self._tokenizer)
 
-        Where a stop string cut a token, what is left of that token is encoded anew.
-        """
-        choice = self._choices[index]
-        kept = choice.token_ids[: choice.detokenizer.num_settled_tokens]
-        text = choice.detokenizer.text
-        head = self._tokenizer.decode(kept, skip_special_tokens=self._params.skip_special_tokens)
-        if len(head) < len(text) and text.startswith(head):
-            return self._tokenizer.encode_runs([kept, text[len(head) :]])
-        return kept
+    def take_progress(self) -> Progress:
+        """What has come of the first choice since this was asked last."""
+        return self._choices[0].take_progress(FirstToken(self.cached, self.times.queue_ms, self.times.prefill_ms))
+
+    def disown(self) -> None:
+        """Somebody else goes on with it, and tells what it used: `on_end` is not called."""
+        self._is_disowned = True
 
     def prompt_logprobs(self, index: int = 0) -> list[TokenLogprobs | None] | None:
         """One entry for each prompt token (None for the first), there with the first delta if asked for."""
@@ -177,11 +197,16 @@ class Generation:
         with ExitStack() as stack:
             if self._drain is not None:
                 stack.callback(self._drain.at_cut(self._arrival.set))
-            for p, prompt in enumerate(self._prompts):
-                for choice in range(self._params.n):
-                    self._choices.append(self._submit(stack, p, prompt, choice))
+            choices = self._choices
+            if self._midway is None:
+                self.times.begun = self.times.clock()
+                choices = [self._submission.make_choice(index) for index in range(self.num_choices)]
+            for choice in choices:
+                if not choice.is_done:
+                    stack.enter_context(self._submission.submit(choice))
+                    choice.stream.notify(partial(self._on_arrival, choice))
+            self._choices = choices
             self._leave = stack.pop_all()
-        self.times.begun = self.times.clock()
         if self._metrics is not None:
             self._meter = AnswerMeter(
                 self._metrics,
@@ -189,6 +214,7 @@ class Generation:
                 self.num_prompt_tokens,
                 tenant=self._tenant.id,
                 assistant=self.assistant_id,
+                is_midway=self._midway is not None,
             )
         return self
 
@@ -199,7 +225,7 @@ class Generation:
         self._remember(has_failed=error is not None)
         if self._meter is not None:
             self._meter.leave("error" if isinstance(error, ApiError) else "abort")
-        if self._on_end is not None:
+        if self._on_end is not None and not self._is_disowned:
             has_completed = all(choice.is_done for choice in self._choices)
             outcome: Outcome = "completed" if has_completed and error is None else "aborted"
             self._on_end(self, "failed" if isinstance(error, ApiError) else outcome)
@@ -232,32 +258,6 @@ class Generation:
             choice = self._choices[p * self._params.n]
             ended = choice.is_done and not has_failed and choice.detokenizer.stop_string is None
             self._history.add(self._tenant.id, PromptRecord.of(self._prompts[p], choice.token_ids, ended=ended))
-
-    def _submit(self, stack: ExitStack, prompt_index: int, prompt: BuiltPrompt, choice: int) -> Choice:
-        index = prompt_index * self._params.n + choice
-        request = AddRequest(
-            request_id=f"{self._request_id}-{index}",
-            prompt_ids=prompt.token_ids,
-            params=self._params,
-            scopes=prompt.scopes,
-            choice=choice,
-            tenant=self._tenant.id,
-            priority=self._priority,
-        )
-        try:
-            stream = stack.enter_context(self._engine.submit(request))
-        except EngineDeadError:
-            raise EngineUnavailable(UNAVAILABLE) from None
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            stop=self._stops,
-            include_stop_str_in_output=self._params.include_stop_str_in_output,
-            skip_special_tokens=self._params.skip_special_tokens,
-            prompt_suffix_ids=prompt.token_ids[-PROMPT_SUFFIX_TOKENS:] if self._continues_text else (),
-        )
-        taken = Choice(index, stream, detokenizer, self._params)
-        stream.notify(partial(self._on_arrival, taken))
-        return taken
 
     def _on_arrival(self, choice: Choice) -> None:
         if self._give is not None:
@@ -335,7 +335,8 @@ class Generation:
         return deltas
 
     def _take(self, choice: Choice, output: RequestOutput) -> ChoiceDelta:
-        if output.num_cached_tokens is not None and choice.index % self._params.n == 0:
+        is_first = choice.index % self._params.n == 0 and choice.index // self._params.n not in self._cached
+        if output.num_cached_tokens is not None and is_first:
             self._cached[choice.index // self._params.n] = CachedTokens.of(output)
             if self._meter is not None:
                 self._meter.cached(output.num_cached_tokens)

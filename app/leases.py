@@ -10,6 +10,7 @@ from app.announcements import Announcements
 from app.readers import Readers
 from app.response_run import ResponseRun
 from app.sessions import Sessions, SessionsUnavailable
+from app.shared_log import SharedEventLog
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +21,9 @@ LEASE_RETRY_S = 0.25
 class Leases:
     """A run whose lease another gateway has is abandoned. The task lives while stored responses run."""
 
-    def __init__(self, sessions: Sessions, announcements: Announcements, readers: Readers) -> None:
+    def __init__(self, sessions: Sessions, announcements: Announcements, log: SharedEventLog, readers: Readers) -> None:
         self._sessions = sessions
+        self._log = log
         self._readers = readers
         self._announcements = announcements
         self._news = asyncio.Event()
@@ -35,6 +37,10 @@ class Leases:
         if self._renewing is None:
             self._stop_listening = self._announcements.watch(self._sessions.channel, self._news.set)
             self._renewing = asyncio.create_task(self._renew(), name="lease renewal")
+
+    def look(self) -> None:
+        """Renews them now, and hears what was said of them before they were this gateway's."""
+        self._news.set()
 
     def release(self, run: ResponseRun) -> None:
         self._runs.discard(run)
@@ -51,7 +57,8 @@ class Leases:
             self._news.clear()
             runs = {run.node.id: run for run in self._runs}
             try:
-                renewed = await self._sessions.renew_leases(list(runs))
+                broken = {name for name in runs if not self._log.is_shared(str(name))}
+                renewed = await self._sessions.renew_leases(list(runs), broken=broken)
             except SessionsUnavailable as e:
                 logger.warning("leases are not renewed: %s", e.reason)
                 pause_s = LEASE_RETRY_S

@@ -1,6 +1,8 @@
 """The usage ledger in Redis: one record for each generation, kept by its response id, so that writing twice is once.
 
 {t:<tenant>}:usage:<day>   hash, response id → record as JSON; forgotten some time after that day
+
+A gateway that was taken over may be late with what it knows: a record with fewer takeovers changes nothing.
 """
 
 import asyncio
@@ -22,6 +24,14 @@ RETRY_S = 1.0
 DAY_S = 86400
 
 
+_WRITE = """
+local held = redis.call('HGET', KEYS[1], ARGV[1])
+if held and (cjson.decode(held).takeovers or 0) > tonumber(ARGV[3]) then return end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+"""
+
+
 class Ledger:
     """Nobody waits for it but who asks for `flush`: all that came meanwhile is written in one go."""
 
@@ -34,6 +44,7 @@ class Ledger:
         self._has_failed = False
         """The last attempt."""
         self._writing: asyncio.Task[None] | None = None
+        self._write_record = commands.redis.register_script(_WRITE)
 
     @property
     def num_waiting(self) -> int:
@@ -96,9 +107,8 @@ class Ledger:
         ttl_s = self._retention_days() * DAY_S
         async with self._commands.redis.pipeline(transaction=False) as pipeline:
             for record in records:
-                key = _key(record.tenant, record.day)
-                pipeline.hset(key, record.id, to_json(record))
-                pipeline.expire(key, ttl_s)
+                said: list[str | bytes | float] = [record.id, to_json(record), record.takeovers, ttl_s]
+                await self._write_record([_key(record.tenant, record.day)], said, client=pipeline)
             await pipeline.execute()
 
 

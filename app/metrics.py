@@ -65,17 +65,20 @@ class AnswerMeter:
         *,
         tenant: str = "",
         assistant: str | None = None,
+        is_midway: bool = False,
     ) -> None:
+        """`is_midway`: it began at another gateway, which has counted its prompt and seen its first token."""
         self._metrics = metrics
         self._tenant = tenant
         self._assistant = assistant
         self._start = metrics.clock()
         self._paused_at = self._start
-        self._last: list[float | None] = [None] * num_choices
+        self._last: list[float | None] = [self._start if is_midway else None] * num_choices
         self._num_running = num_choices
         self._is_open = True
         metrics.answers_in_flight.inc()
-        metrics.prompt_tokens.inc(num_prompt_tokens)
+        if not is_midway:
+            metrics.prompt_tokens.inc(num_prompt_tokens)
 
     def cached(self, num_tokens: int) -> None:
         self._metrics.cached_prompt_tokens.inc(num_tokens)

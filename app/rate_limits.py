@@ -31,10 +31,15 @@ class Reservation:
     """What one request may use. `settle` it once it has ended, whatever became of it."""
 
     headers: Mapping[str, str]
-    _settle: Callable[[int], None] | None
+    num_tokens: int
+    """That were reserved."""
+    day: int | None
+    """Days since 1970: of whose budget they are; None where the tenant has no rates."""
+    _settle: Callable[[int | None], None] | None
 
-    def settle(self, num_tokens: int) -> None:
-        """It has used so many, prompt and answer together. Only the first call counts."""
+    def settle(self, num_tokens: int | None) -> None:
+        """It has used so many, prompt and answer together. Only the first call counts. None: another gateway goes on
+        with it, and settles what was reserved."""
         settle, self._settle = self._settle, None
         if settle is not None:
             settle(num_tokens)
@@ -78,7 +83,7 @@ class RateLimits:
     async def _reserve(self, tenant: Tenant, num_tokens: int, place: Place) -> Reservation:
         quota = tenant.quota
         if not quota.has_rates:
-            return Reservation({}, lambda num_used: place.release())
+            return self._reservation(tenant.id, num_tokens, None, place)
         taking = asyncio.create_task(self._take(tenant, num_tokens))
         try:
             refusal, levels = await asyncio.shield(taking)
@@ -89,14 +94,21 @@ class RateLimits:
         told = headers(levels, quota)
         if refusal is not None:
             raise _refused(refusal, levels, quota, num_tokens, told)
-        day = levels.day
+        return self._reservation(tenant.id, num_tokens, levels.day, place, told)
 
-        def settle_used(num_used: int) -> None:
+    def adopt(self, tenant: Tenant, num_tokens: int, day: int | None) -> Reservation:
+        """What a gateway that has gone had reserved for an answer; `day`: as its reservation had it."""
+        return self._reservation(tenant.id, num_tokens, day, self._caps.adopt(tenant, "answers"))
+
+    def _reservation(
+        self, tenant_id: str, num_tokens: int, day: int | None, place: Place, told: Mapping[str, str] | None = None
+    ) -> Reservation:
+        def settle_used(num_used: int | None) -> None:
             place.release()
-            if num_used != num_tokens:
-                self._give_back(tenant.id, num_tokens - num_used, day)
+            if day is not None and num_used not in (None, num_tokens):
+                self._give_back(tenant_id, num_tokens - (num_used or 0), day)
 
-        return Reservation(told, settle_used)
+        return Reservation(told or {}, num_tokens, day, settle_used)
 
     async def _take(self, tenant: Tenant, num_tokens: int) -> tuple[Refusal | None, Levels]:
         if self._store is not None and self._monotonic() >= self._away_until:
@@ -121,7 +133,8 @@ class RateLimits:
             self._give_back(tenant_id, num_tokens, levels.day)
 
     def _give_back(self, tenant_id: str, num_tokens: int, day: int) -> None:
-        self._levels[tenant_id] = settle(self._levels[tenant_id], num_tokens, day)
+        if (known := self._levels.get(tenant_id)) is not None:
+            self._levels[tenant_id] = settle(known, num_tokens, day)
         if self._store is not None and self._monotonic() >= self._away_until:
             self._track(asyncio.create_task(self._settle_in(self._store, tenant_id, num_tokens, day)))
 

@@ -37,6 +37,8 @@ class Readers:
     def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._clock = clock
         self._sleep = sleep
+        self._num_readers: dict[str, int] = {}
+        """Here, also of answers that are not kept: they may come here later."""
         self._kept: dict[str, _Kept] = {}
         self._unread: dict[str, _Kept] = {}
         """Paused ones too."""
@@ -54,10 +56,12 @@ class Readers:
             await cancel_and_wait(self._looking)
 
     def keep(self, run: ResponseRun, rules: GraceRules) -> None:
-        """From its start on, when it has no reader yet."""
+        """From its start here on. One that is gone on with after another gateway may have readers already."""
         kept = _Kept(str(run.node.id), run, Grace(rules, self._clock()))
+        kept.grace.num_readers = self._num_readers.get(kept.response_id, 0)
         self._kept[kept.response_id] = kept
-        self._nobody_reads(kept)
+        if not kept.grace.is_read:
+            self._nobody_reads(kept)
 
     def release(self, run: ResponseRun) -> None:
         """At its end."""
@@ -66,23 +70,29 @@ class Readers:
 
     def enter(self, response_id: str) -> Callable[[], None]:
         """Somebody reads it, until the returned function is called; further calls of that do nothing."""
-        kept = self._kept.get(response_id)
-        if kept is None:
-            return lambda: None
-        kept.grace.num_readers += 1
-        self._somebody_reads(kept)
+        self._count(response_id, 1)
         is_here = True
 
         def leave() -> None:
             nonlocal is_here
-            if not is_here:
-                return
-            is_here = False
-            kept.grace.num_readers -= 1
-            if not kept.grace.is_read and self._kept.get(response_id) is kept:
-                self._nobody_reads(kept)
+            if is_here:
+                is_here = False
+                self._count(response_id, -1)
 
         return leave
+
+    def _count(self, response_id: str, change: int) -> None:
+        num_readers = self._num_readers.pop(response_id, 0) + change
+        if num_readers:
+            self._num_readers[response_id] = num_readers
+        kept = self._kept.get(response_id)
+        if kept is None:
+            return
+        kept.grace.num_readers = num_readers
+        if kept.grace.is_read:
+            self._somebody_reads(kept)
+        else:
+            self._nobody_reads(kept)
 
     @contextlib.contextmanager
     def reading(self, response_id: str) -> Iterator[None]:

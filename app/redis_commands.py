@@ -8,6 +8,8 @@ may mean something else the second time.
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
@@ -42,6 +44,8 @@ class RedisCommands:
     def __init__(self, redis: Redis, *, timeout_s: float = TIMEOUT_S) -> None:
         self.redis = redis
         self.timeout_s = timeout_s
+        self.failed_at = -math.inf
+        """When a command failed last, in seconds of the monotonic clock."""
         self._commands: set[asyncio.Task[Any]] = set()
 
     @classmethod
@@ -70,6 +74,7 @@ class RedisCommands:
         try:
             return await asyncio.shield(task)
         except RedisError as e:
+            self.failed_at = time.monotonic()
             raise SessionsUnavailable(f"{type(e).__name__}: {e}") from e
 
     async def close(self) -> None:

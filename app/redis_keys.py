@@ -4,6 +4,7 @@
 {s:<root>}:o:<id>   lease of the gateway that runs it
 {s:<root>}:w:<id>   it has readers at other gateways
 {s:<root>}:e:<id>   its events, see app/redis_log.py; also the channel on which new ones are announced
+{s:<root>}:q:<id>   while it runs: how to submit it again, see app/recipe.py
 """
 
 from app.ids import ResponseId
@@ -23,3 +24,7 @@ def readers_key(response_id: ResponseId) -> str:
 
 def log_key(response_id: ResponseId) -> str:
     return f"{{s:{response_id.root}}}:e:{response_id}"
+
+
+def recipe_key(response_id: ResponseId) -> str:
+    return f"{{s:{response_id.root}}}:q:{response_id}"

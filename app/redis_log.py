@@ -1,6 +1,6 @@
 """Events of answers in Redis, for every gateway to read: a stream for each answer, with the events' own numbers.
 
-    {s:<root>}:e:<id>   entry `<number + 1>-0`: t (type), d (the event as JSON)
+    {s:<root>}:e:<id>   entry `<number + 1>-0`: t (type), d (the event as JSON), p (see app/progress.py; may be missing)
 
 The stream is made, empty, together with the response: where there is none, events have been lost. An append says which
 number comes next and who appends. It is refused when another gateway holds the answer's lease or has appended
@@ -21,7 +21,7 @@ from app.event_log import CursorLost, EventsNotHeld, Wake
 from app.events import TERMINAL_TYPES, LoggedEvent
 from app.ids import ResponseId, try_parse_response_id
 from app.redis_commands import RedisCommands
-from app.redis_keys import lease_key, log_key
+from app.redis_keys import lease_key, log_key, node_key
 
 LOG_TTL_S = 600.0
 """After the last event; while an answer runs its owner keeps the log alive with the lease."""
@@ -35,11 +35,11 @@ if holder and holder ~= ARGV[1] then return 'taken' end
 if redis.call('EXISTS', KEYS[1]) == 0 then return holder and 'lost' or 'taken' end
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 local next = last and tonumber(string.match(last[1], '^%d+')) or 0
-local first, count = tonumber(ARGV[2]), (#ARGV - 4) / 2
+local first, count = tonumber(ARGV[2]), (#ARGV - 4) / 3
 if next == first + count then
     local held = redis.call('XRANGE', KEYS[1], (first + 1) .. '-0', '+')
     for i = 1, count do
-        if not held[i] or held[i][2][4] ~= ARGV[4 + 2 * i] then return 'taken' end
+        if not held[i] or held[i][2][4] ~= ARGV[3 + 3 * i] then return 'taken' end
     end
     return 'logged'
 end
@@ -47,11 +47,19 @@ if next > first then return 'taken' end
 if next < first then return holder and 'lost' or 'taken' end
 if next > 0 then redis.call('XTRIM', KEYS[1], 'MINID', (tonumber(ARGV[3]) + 1) .. '-0') end
 for i = 1, count do
-    redis.call('XADD', KEYS[1], (first + i) .. '-0', 't', ARGV[3 + 2 * i], 'd', ARGV[4 + 2 * i])
+    local fields = {'t', ARGV[2 + 3 * i], 'd', ARGV[3 + 3 * i]}
+    if ARGV[4 + 3 * i] ~= '' then fields[5], fields[6] = 'p', ARGV[4 + 3 * i] end
+    redis.call('XADD', KEYS[1], (first + i) .. '-0', unpack(fields))
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('PUBLISH', KEYS[1], '')
 return 'logged'
+"""
+_DROP_OWN = """
+local other = redis.call('GET', KEYS[2]) or redis.call('HGET', KEYS[3], 'ended_by')
+if other and other ~= ARGV[1] then return end
+redis.call('DEL', KEYS[1])
+redis.call('PUBLISH', KEYS[1], '')
 """
 _APPEND_SHA = hashlib.sha1(_APPEND.encode(), usedforsecurity=False).hexdigest()
 
@@ -83,6 +91,7 @@ class RedisEventLog:
         self._announcements = announcements
         self._owner = owner
         self._ttl_ms = round(ttl_s * 1000)
+        self._drop_own = commands.redis.register_script(_DROP_OWN)
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome]:
         """All of them in one round trip. Raises SessionsUnavailable: then each may have been appended or not."""
@@ -101,7 +110,7 @@ class RedisEventLog:
                 response_id = _parse(append.response_id)
                 said: list[Any] = [self._owner, append.events[0].number, append.first_held, self._ttl_ms]
                 for event in append.events:
-                    said += (event.type, event.data)
+                    said += (event.type, event.data, event.progress)
                 pipe.evalsha(_APPEND_SHA, 2, log_key(response_id), lease_key(response_id), *said)
             return list(await pipe.execute(raise_on_error=False))
 
@@ -147,6 +156,12 @@ class RedisEventLog:
         """Calls `wake` after each append, whoever made it; now and then for nothing."""
         return self._announcements.watch(log_key(_parse(response_id)), wake)
 
+    async def drop_own(self, response_id: str) -> None:
+        """Unless another gateway has the answer now, or has ended it. Raises SessionsUnavailable."""
+        parsed = _parse(response_id)
+        keys = [log_key(parsed), lease_key(parsed), node_key(parsed)]
+        await self._commands.run(self._drop_own(keys, [self._owner]))
+
     async def drop(self, response_id: str) -> None:
         """Raises SessionsUnavailable."""
 
@@ -163,7 +178,8 @@ class RedisEventLog:
 def _event(entry: tuple[bytes, dict[bytes, bytes]]) -> LoggedEvent:
     entry_id, fields = entry
     event_type = fields[b"t"].decode()
-    return LoggedEvent(int(entry_id.split(b"-")[0]) - 1, event_type, fields[b"d"], event_type in TERMINAL_TYPES)
+    number, progress = int(entry_id.split(b"-")[0]) - 1, fields.get(b"p", b"")
+    return LoggedEvent(number, event_type, fields[b"d"], event_type in TERMINAL_TYPES, progress)
 
 
 def _parse(response_id: str) -> ResponseId:

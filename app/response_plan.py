@@ -20,6 +20,7 @@ from app.prompts import BuiltPrompt
 from app.response_input import parse_input
 from app.response_node import HistoryMessage, ResponseNode
 from app.response_schema import CreateResponse, parse_create
+from app.resubmission import with_seed
 from app.services import Services
 from app.sessions import Sessions, SessionsUnavailable
 from app.tenants import Tenant
@@ -100,7 +101,11 @@ class Plan:
     generation: Generation
     """Not entered yet: nothing has been submitted."""
     prompt: BuiltPrompt
-    history: tuple[HistoryMessage, ...]
+    params: SamplingParams
+    priority: int
+    created_at: float
+    """In seconds since 1970."""
+    history: tuple[HistoryMessage, ...] = ()
     """Everything said before the node's own input."""
 
 
@@ -145,9 +150,10 @@ class ResponsePlanner:
             request.max_output_tokens,
             logprobs=request.num_logprobs,
         )
-        response_id = before.new_id()
+        params = with_seed(params)
+        response_id, priority, created_at = before.new_id(), request.priority or 0, services.now()
         generation = services.generation(
-            prompt, params, tenant, priority=request.priority or 0, answer_id=str(response_id)
+            prompt, params, tenant, priority=priority, answer_id=str(response_id), created_at=created_at
         )
         is_told = before.conversation is not None or (parent is not None and parent.is_link)
         node = ResponseNode(
@@ -159,7 +165,7 @@ class ResponsePlanner:
             stream_id=stream_id,
             response=self._response(str(response_id), request, params, assistant, num_truncated, before),
         )
-        return Plan(node, generation, prompt, history)
+        return Plan(node, generation, prompt, params, priority, created_at, history)
 
     async def count_input_tokens(self, configured: Configured, tenant: Tenant, body: Mapping[str, Any]) -> int:
         """How many tokens the prompt of this request has. Raises ApiError, but not for a prompt that is too long."""

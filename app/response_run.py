@@ -36,6 +36,7 @@ from app.events import (
 )
 from app.generation import ChoiceDelta, Generation
 from app.ids import new_message_id
+from app.logged_answer import LoggedAnswer
 from app.response_node import ResponseNode
 from engine.protocol import TokenLogprobs
 
@@ -51,7 +52,10 @@ class TakenOver(Exception):
 
 
 class ResponseRun:
-    """`node` is what was stored at the start. The run owns the generation; `sink` gets every event, in order."""
+    """`node` is what was stored at the start. The run owns the generation; `sink` gets every event, in order.
+
+    `logged`: of a response that another gateway has begun, with a generation that goes on from there. None of it is
+    said again."""
 
     def __init__(
         self,
@@ -63,7 +67,9 @@ class ResponseRun:
         now: Callable[[], int],
         to_logprob: Callable[[TokenLogprobs], Logprob],
         explainer: Explainer | None = None,
+        logged: LoggedAnswer | None = None,
     ) -> None:
+        logged = logged or LoggedAnswer()
         self._node = node
         self._generation = generation
         self._sink = sink
@@ -71,16 +77,17 @@ class ResponseRun:
         self._now = now
         self._to_logprob = to_logprob
         self._explainer = explainer
-        self._item_id = new_message_id()
-        self._texts: list[str] = []
-        self._logprobs: list[Logprob] = []
+        self._said_types = logged.types
+        self._item_id = logged.item_id or new_message_id()
+        self._texts: list[str] = [logged.text]
+        self._logprobs: list[Logprob] = list(logged.logprobs)
         self._logprobs_without_text: list[Logprob] = []
-        self._has_item = False
+        self._has_item = logged.item_id is not None
         self._has_choice = False
         self._is_generating = False
         self._stopped_by: Literal["cancel", "shutdown", "not_resumed", "takeover"] | None = None
         self._is_abandoned = False
-        self._finish_reason: Literal["stop", "length"] | None = None
+        self._finish_reason = logged.so_far.finish_reason if logged.so_far is not None else None
         self._error: ApiError | None = None
         self._on_tokens: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,8 +133,9 @@ class ResponseRun:
         if self._task is not None:
             raise RuntimeError(f"{self._node.id} has been started")
         response = self._node.response
-        self._put(Created(response=response))
-        self._put(InProgress(response=response))
+        for opening in (Created(response=response), InProgress(response=response)):
+            if opening.__struct_config__.tag not in self._said_types:
+                self._put(opening)
         self._task = asyncio.create_task(self._run(), name=f"response {self._node.id}")
         return self._task
 
@@ -161,6 +169,7 @@ class ResponseRun:
         that decides."""
         if self._stopped_by is None and self._task is not None and self._finish_reason is None:
             self._is_abandoned = True
+            self._generation.disown()
             self._stopped_by = "takeover"
             if self._is_generating:
                 self._task.cancel()
@@ -214,7 +223,7 @@ class ResponseRun:
             if self._logprobs_without_text:
                 event.logprobs, self._logprobs_without_text = self._logprobs_without_text, []
                 self._logprobs += event.logprobs
-            self._sink.put(event)
+            self._sink.put(event, self._generation.take_progress() if self.is_stored else None)
         if self._on_tokens is not None:
             self._on_tokens()
 
@@ -247,10 +256,8 @@ class ResponseRun:
         error: ResponseError | None = None,
         incomplete_details: IncompleteDetails | None = None,
     ) -> None:
-        """The last events. The end is stored before anybody is told of it."""
-        if self._has_item:
-            for closing in ends_of_item(self._item("completed" if status == "completed" else "incomplete")):
-                self._put(closing)
+        """The last events, all together: the end is stored before anybody is told of any of it, so that until then
+        another gateway could go on with the text."""
         response = self._ended(status, error=error, incomplete_details=incomplete_details)
         kept_ids = tuple(self._generation.kept_ids()) if self._has_item else ()
         node = self._node.ended(response, kept_ids, self._cache_report())
@@ -263,6 +270,9 @@ class ResponseRun:
             response = self._ended("failed", error=lost)
             node, event = node.ended(response, kept_ids, node.cache), Failed
         self._node = node
+        for item in response.output:
+            for closing in ends_of_item(item):
+                self._put(closing)
         self._put(event(response=response))
 
     def _cache_report(self) -> CacheReport | None:

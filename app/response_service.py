@@ -4,57 +4,46 @@ HTTP routes and websockets are thin shells over this. Each call names the tenant
 answered exactly as what does not exist, before any work.
 """
 
-import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
-from app.announcements import Announcements
-from app.cache_report import Explainer
 from app.conversation_store import ConversationStore
 from app.errors import Conflict, NotFound, ShuttingDown
 from app.event_log import CursorLost, EventsNotHeld
-from app.event_writer import EventSink, EventWriter, LogCursor, Mailbox, Unread, Waiter
-from app.events import Item, ResponseError, ResponseObject
+from app.event_writer import LogCursor, Mailbox, Unread, Waiter
+from app.events import Item, ResponseObject
 from app.follows import Follows
-from app.grace import GraceRules
 from app.ids import try_parse_response_id
-from app.leases import Leases
-from app.limits import Limits
 from app.live_config import Configured
-from app.logprobs import logprob_writer
 from app.lookup_errors import events_not_held, parse_known, unknown_response
-from app.rate_limits import Reservation
 from app.readers import Readers
 from app.recovery import Recovery
-from app.response_end import store_end
 from app.response_node import ResponseNode
-from app.response_plan import Parent, Plan, ResponsePlanner, or_unavailable
+from app.response_plan import Parent, ResponsePlanner, or_unavailable
 from app.response_run import ResponseRun
+from app.runs import Runs
 from app.services import Services
 from app.sessions import Sessions
 from app.shared_log import SharedEventLog
 from app.started import Followed, Started
 from app.tenants import Tenant
 
-logger = logging.getLogger(__name__)
-
 AFTER_ALL = 2**62
 """A place in a log that no event has."""
 
 
 class ResponseService:
-    """Owns the running responses. `now` gives seconds since 1970, `readers` know of those that run here."""
+    """`now` gives seconds since 1970, `readers` know of those that run here."""
 
     def __init__(
         self,
         services: Services,
         sessions: Sessions,
         log: SharedEventLog,
+        runs: Runs,
         recovery: Recovery,
-        announcements: Announcements,
         conversations: ConversationStore,
         readers: Readers,
         *,
@@ -62,41 +51,27 @@ class ResponseService:
     ) -> None:
         self._services = services
         self._sessions = sessions
-        self._conversations = conversations
         self._log = log
         self._recovery = recovery
-        self._now = now
-        self._prompts = services.prompts
         self._planner = ResponsePlanner(services, sessions, conversations, now, self._try_find)
-        self._to_logprob = logprob_writer(services.tokenizer)
-        self._writer = EventWriter(log)
-        self._runs: dict[str, ResponseRun] = {}
-        self._starting: set[asyncio.Task[Started]] = set()
         self._readers = readers
-        self._leases = Leases(sessions, announcements, readers)
         self._follows = Follows(sessions, log, recovery)
-        self._is_closing = False
+        self.runs = runs
 
     @property
     def num_running(self) -> int:
-        return len(self._runs)
+        return self.runs.num_running
 
     async def finish(self, grace_s: float) -> None:
         """Takes nothing new; running responses have `grace_s` to end, then they end as failed."""
-        self._is_closing = True
-        if self._starting:
-            await asyncio.wait(self._starting)
-        if ends := [asyncio.ensure_future(run.wait()) for run in self._runs.values()]:
-            await asyncio.wait(ends, timeout=grace_s)
-            for run in list(self._runs.values()):
-                run.stop("shutdown")
-            await asyncio.wait(ends)
+        await self.runs.finish(grace_s)
 
     async def close(self, grace_s: float = 0.0) -> None:
         await self.finish(grace_s)
         await self._readers.close()
         await self._follows.close()
-        await self._writer.flush()
+        await self._recovery.close()
+        await self.runs.flush()
 
     async def create(
         self,
@@ -121,91 +96,20 @@ class ResponseService:
         try:
             if before_start is not None:
                 await before_start(plan.node)
-            if self._is_closing:  # nobody waits for what would start now
+            if self.runs.is_closing:  # nobody waits for what would start now
                 raise ShuttingDown
         except BaseException:
             reservation.settle(0)
             raise
         if not plan.node.response.store:
-            return self._start_unstored(plan, reservation, Mailbox() if wants_events else Unread())
-        # A task of its own: between the node in the store and the run that ends it nobody may be cancelled.
-        starting = asyncio.create_task(self._start_stored(plan, reservation, configured.limits))
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting_ended)
-        return await asyncio.shield(starting)
-
-    def _starting_ended(self, task: asyncio.Task[Started]) -> None:
-        self._starting.discard(task)
-        if not task.cancelled():
-            task.exception()  # the caller has it, unless it was cancelled
-
-    def _start_unstored(self, plan: Plan, reservation: Reservation, events: Mailbox | Unread) -> Started:
-        run = self._make_run(plan, events)
-        self._launch(run, reservation)
-        return Started(run, events, plan.history, reservation.headers)
-
-    async def _start_stored(self, plan: Plan, reservation: Reservation, limits: Limits) -> Started:
-        response_id = str(plan.node.id)
-        try:
-            if plan.node.response.conversation is not None:
-                await or_unavailable(self._conversations.enter(plan.node))
-            await or_unavailable(self._sessions.create(plan.node))
-            run = self._make_run(plan, await self._writer.open(response_id, lambda: self._abandon(response_id)))
-        except BaseException:
-            reservation.settle(0)
-            raise
-        self._launch(run, reservation)
-        self._leases.keep(run)
-        if not run.response.background:
-            self._readers.keep(run, GraceRules.of(limits))
-        return Started(run, self._cursor(response_id, -1), plan.history, reservation.headers)
+            events = Mailbox() if wants_events else Unread()
+            run = self.runs.start_unstored(plan, reservation, events)
+            return Started(run, events, plan.history, reservation.headers)
+        run = await self.runs.start_stored(plan, reservation, configured.limits)
+        return Started(run, self._cursor(str(plan.node.id), -1), plan.history, reservation.headers)
 
     def _cursor(self, response_id: str, after: int) -> LogCursor:
         return LogCursor(self._log, response_id, after, self._readers.enter)
-
-    def _make_run(self, plan: Plan, sink: EventSink) -> ResponseRun:
-        async def end(node: ResponseNode) -> ResponseError | None:
-            # clients may also keep the conversation themselves and send the answer back as text
-            for item in node.response.output:
-                self._prompts.remember(plan.prompt, item.text, node.kept_ids)
-            return await store_end(self._sessions, node, self._services.flush_usage)
-
-        return ResponseRun(
-            plan.node,
-            plan.generation,
-            sink,
-            store_end=end,
-            now=lambda: int(self._now()),
-            to_logprob=self._to_logprob,
-            # without an id to come back to nobody could ask
-            explainer=self._explainer(plan) if plan.node.response.store else None,
-        )
-
-    def _explainer(self, plan: Plan) -> Explainer:
-        decode = partial(self._services.tokenizer.decode, skip_special_tokens=False)
-        return Explainer(self._services.history, plan.node.tenant, plan.prompt, plan.generation.block_size, decode)
-
-    def _launch(self, run: ResponseRun, reservation: Reservation) -> None:
-        response_id = str(run.node.id)
-        self._runs[response_id] = run
-        run.start().add_done_callback(lambda task: self._run_ended(response_id, task, reservation))
-
-    def _abandon(self, response_id: str) -> None:
-        """Another gateway has it. Nothing, if it has ended here."""
-        if (run := self._runs.get(response_id)) is not None:
-            run.abandon()
-
-    def _run_ended(self, response_id: str, task: asyncio.Task[None], reservation: Reservation) -> None:
-        run = self._runs.pop(response_id)
-        reservation.settle(run.response.usage.total_tokens if run.response.usage is not None else 0)
-        if run.is_stored:
-            self._leases.release(run)
-            self._readers.release(run)
-        if run.is_abandoned:
-            self._writer.forget(response_id)
-            self._log.give_up(response_id)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("response %s failed", response_id, exc_info=error)
 
     # ---- responses that exist
 
@@ -216,11 +120,11 @@ class ResponseService:
     async def get(self, tenant: Tenant, response_id: str) -> ResponseObject:
         """As it is now; to ask counts as reading: whoever waits in this way asks again. Raises ApiError: 404 for what
         this tenant has not stored."""
-        run = self._find_run(tenant, response_id)
+        node = await self._find(tenant, response_id)
+        run = self.runs.find(tenant.id, response_id)  # looked for now: it may run here since
         if run is not None and run.is_stored:
             self._readers.touch(response_id)
             return run.response
-        node = await self._find(tenant, response_id)
         if node.response.is_running:
             await or_unavailable(self._sessions.say_read([node.id]))
         return node.response
@@ -282,32 +186,30 @@ class ResponseService:
     async def cancel(self, tenant: Tenant, response_id: str) -> ResponseObject:
         """Ends a running response, whichever gateway runs it, and waits for that; one at its end stays as it is.
         Raises ApiError."""
-        run = self._find_run(tenant, response_id)
+        run = self.runs.find(tenant.id, response_id)
         if run is None:
             node = await self._find(tenant, response_id)
-            if not node.response.is_running:
-                return node.response
-            await or_unavailable(self._sessions.ask_to_stop(node.id))
-            return await self._wait_elsewhere(tenant, response_id)
+            run = self.runs.find(tenant.id, response_id)  # it may run here since
+            if run is None:
+                if not node.response.is_running:
+                    return node.response
+                await or_unavailable(self._sessions.ask_to_stop(node.id))
+                return await self._wait_elsewhere(tenant, response_id)
         run.stop()
         response = await run.wait()
         return response if not run.is_abandoned else await self._wait_elsewhere(tenant, response_id)
 
     async def delete(self, tenant: Tenant, response_id: str) -> None:
-        """Forgets a response; one that runs is ended first. Raises ApiError."""
-        run = self._find_run(tenant, response_id)
-        if run is not None and run.is_stored:
-            run.stop()
-            await run.wait()
-        parsed = parse_known(response_id)
+        """Forgets a response; one that runs, wherever it does, is ended first. Raises ApiError."""
+        parsed, run = parse_known(response_id), self.runs.find(tenant.id, response_id)
+        if run is not None and not run.is_stored:
+            raise unknown_response(response_id)
+        with suppress(NotFound):  # of its events, which may have been lost
+            await self.cancel(tenant, response_id)
         if not await or_unavailable(self._sessions.delete(tenant.id, parsed)):
             raise unknown_response(response_id)
-        await self._writer.flush()
+        await self.runs.flush()
         await or_unavailable(self._log.drop(response_id))
-
-    def _find_run(self, tenant: Tenant, response_id: str) -> ResponseRun | None:
-        run = self._runs.get(response_id)
-        return run if run is not None and run.tenant == tenant.id and not run.is_abandoned else None
 
     async def _find(self, tenant: Tenant, response_id: str) -> ResponseNode:
         node = await self._try_find(tenant, response_id)
@@ -316,7 +218,7 @@ class ResponseService:
         return node
 
     async def _try_find(self, tenant: Tenant, response_id: str) -> ResponseNode | None:
-        run = self._find_run(tenant, response_id)
+        run = self.runs.find(tenant.id, response_id)
         if run is not None and run.is_stored:
             # to the store it may look left behind: while Redis was away, nobody could renew its lease
             return run.node

@@ -19,6 +19,7 @@ import msgspec
 from engine.client import EngineClient
 from engine.errors import EngineDeadError
 from engine.protocol import AddRequest, EngineInfo, ErrorInfo, FinishReason, RequestOutput
+from engine.sampling_params import SamplingParams
 from engine.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,13 @@ POISON = ErrorInfo(
 SHUT_DOWN = "this server shuts down"
 LEASE_EXPIRED = "lease_expired"
 """The engine's code for what it gave up because this process was silent for too long."""
+
+
+def with_seed(params: SamplingParams) -> SamplingParams:
+    """The same, so that they give the same tokens again."""
+    if params.seed is not None or params.is_greedy:
+        return params
+    return msgspec.structs.replace(params, seed=secrets.randbits(63))
 
 
 @dataclass(eq=False, slots=True)
@@ -122,9 +130,7 @@ class Resubmission:
 
     def submit(self, request: AddRequest) -> TokenStream:
         """As an engine client's. The stream fails with EngineDeadError only if no engine comes back in time."""
-        if request.params.seed is None and not request.params.is_greedy:
-            params = msgspec.structs.replace(request.params, seed=secrets.randbits(63))
-            request = msgspec.structs.replace(request, params=params)
+        request = msgspec.structs.replace(request, params=with_seed(request.params))
         answer = Answer(request, TokenStream(request.request_id, self._leave))
         self._start(answer, request)
         return answer.stream
@@ -147,6 +153,19 @@ class Resubmission:
         else:
             self._waiting[answer] = None
         self._ensure_recovery()
+
+    def submit_begun(self, request: AddRequest) -> TokenStream:
+        """One that has begun elsewhere: where no engine is there it waits for one, like those that lost theirs."""
+        answer = Answer(request, TokenStream(request.request_id, self._leave))
+        try:
+            self._start(answer, request)
+        except EngineDeadError:
+            if self._is_closed:
+                raise
+            self._answers[request.request_id] = answer
+            self._waiting[answer] = None
+            self._ensure_recovery()
+        return answer.stream
 
     async def close(self) -> None:
         """What has no engine fails, and what loses its engine from now on."""
@@ -278,3 +297,17 @@ class Resubmission:
         for answer in answers:
             del self._answers[answer.request.request_id]
             answer.stream.fail(error)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitterOfBegun:
+    """Takes requests that have begun elsewhere."""
+
+    resubmission: Resubmission
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.resubmission.info
+
+    def submit(self, request: AddRequest) -> TokenStream:
+        return self.resubmission.submit_begun(request)

@@ -16,16 +16,17 @@ from app.ledger import Ledger
 from app.lifetime import Later
 from app.live_config import Configured, LiveConfig
 from app.metrics import Metrics
+from app.progress import Midway
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
 from app.rate_limits import RateLimits
-from app.resubmission import Resubmission
+from app.resubmission import Resubmission, SubmitterOfBegun
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
 from app.tickets import Tickets
 from app.usage_record import Outcome, UsageRecord, iso_time
 from engine.beam_search import BeamSearchParams
-from engine.client import EngineClient
+from engine.client import EngineClient, Submitter
 from engine.errors import EngineDeadError
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo
@@ -100,16 +101,28 @@ class Services:
         continues_text: bool = False,
         beams: BeamSearchParams | None = None,
         answer_id: str,
+        created_at: float | None = None,
+        midway: Midway | None = None,
+        takeovers: int = 0,
     ) -> Generation:
         """A measured generation on this gateway's engine; its choices are the best of `beams`, if that is given.
-        `answer_id`: under which its usage is recorded.
+        `answer_id`: under which its usage is recorded. `created_at`: in seconds since 1970; now, if not given.
+        `midway`: as `Generation` takes it, after so many `takeovers`.
 
-        Raises ApiError, as `Generation` does, and ShuttingDown when nothing new is taken any more.
+        Raises ApiError and ValueError, as `Generation` does, and ShuttingDown when nothing new is taken any more.
         """
         self.drain.check()
-        record = None if self.ledger is None else partial(self._record, self.ledger, answer_id, tenant.id, self.now())
+        submitter: Submitter = self.resubmission
+        if beams is not None:
+            submitter = BeamSearchEngine(self.resubmission, beams)
+        elif midway is not None:
+            submitter = SubmitterOfBegun(self.resubmission)
+        record = None
+        if self.ledger is not None:
+            created_at = self.now() if created_at is None else created_at
+            record = partial(self._record, self.ledger, answer_id, tenant.id, created_at, takeovers)
         return Generation(
-            self.resubmission if beams is None else BeamSearchEngine(self.resubmission, beams),
+            submitter,
             self.tokenizer,
             prompt,
             params,
@@ -120,11 +133,19 @@ class Services:
             history=self.history,
             drain=self.drain,
             pausable=self.resubmission if beams is None else None,
+            midway=midway,
             on_end=record,
         )
 
     def _record(
-        self, ledger: Ledger, answer_id: str, tenant: str, created: float, generation: Generation, outcome: Outcome
+        self,
+        ledger: Ledger,
+        answer_id: str,
+        tenant: str,
+        created: float,
+        takeovers: int,
+        generation: Generation,
+        outcome: Outcome,
     ) -> None:
         times, cached = generation.times, generation.cached
         ledger.add(
@@ -143,5 +164,6 @@ class Services:
                 queue_ms=round(times.queue_ms, 3),
                 prefill_ms=round(times.prefill_ms, 3),
                 decode_ms=round(times.decode_ms, 3),
+                takeovers=takeovers,
             )
         )

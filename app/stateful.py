@@ -9,11 +9,14 @@ from typing import Any, Protocol
 from app.announcements import Announcements
 from app.conversation_store import ConversationStore
 from app.event_log import MemoryEventLog
+from app.orphans import Orphans
 from app.readers import Readers
 from app.recovery import Recovery
 from app.redis_commands import RedisCommands
 from app.redis_log import RedisEventLog
 from app.response_service import ResponseService
+from app.running_index import RunningIndex
+from app.runs import Runs
 from app.services import Services
 from app.sessions import LEASE_MS, Sessions
 from app.shared_log import SharedEventLog
@@ -56,17 +59,23 @@ async def response_service(
     answers that run at the end. `clock` gives seconds; `log_bounds`: as `MemoryEventLog` takes them."""
     commands = RedisCommands.connect(redis_url)
     announcements = Announcements(commands.redis)
-    sessions = Sessions(commands, owner=owner, lease_ms=lease_ms)
+    index = RunningIndex(commands, owner=owner, lease_s=lease_ms / 1000)
+    sessions = Sessions(commands, owner=owner, lease_ms=lease_ms, server_life=lambda: index.server_life)
     far = RedisEventLog(commands, announcements, owner=owner)
     near = MemoryEventLog(clock=clock, **log_bounds)
     log = SharedEventLog(near, far)
     conversations = ConversationStore(commands, owner=owner, lease_ms=lease_ms)
-    recovery, readers = Recovery(sessions, far), Readers(clock)
-    service = ResponseService(services, sessions, log, recovery, announcements, conversations, readers)
+    readers = Readers(clock)
+    runs = Runs(services, sessions, log, announcements, conversations, index, readers, services.now)
+    recovery = Recovery(services, sessions, far, runs)
+    orphans = Orphans(index, sessions, recovery)
+    service = ResponseService(services, sessions, log, runs, recovery, conversations, readers, now=services.now)
+    await orphans.start()
     try:
         yield Stateful(service, readers, sessions, conversations, log, near, commands)
     finally:
         await service.close(grace_s=grace_s)
+        await orphans.close()
         await log.close()
         await announcements.close()
         await commands.close()

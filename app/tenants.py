@@ -69,6 +69,10 @@ class Tenants:
             raise Unauthorized("The API key is not known here.")
         return found[0]
 
+    def of_id(self, tenant_id: str) -> Tenant:
+        """As the configuration has it; one that is not in it (any more) has the defaults."""
+        return next((tenant for _, tenant in self._keys if tenant.id == tenant_id), Tenant(tenant_id))
+
     def authorize_admin(self, authorization: str | None) -> None:
         """Raises Unauthorized or Forbidden unless the caller may read /metrics and /admin."""
         if not self._admin_hashes:

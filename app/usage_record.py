@@ -38,6 +38,8 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """From then to the first token."""
     decode_ms: float
     """From the first token to the last."""
+    takeovers: int = 0
+    """So many gateways have gone before it was at its end, and others went on with it."""
 
     @property
     def day(self) -> str:
@@ -89,6 +91,11 @@ class AnswerTimes:
         self.begun += gap
         self.first = None if self.first is None else self.first + gap
         self.last = None if self.last is None else self.last + gap
+
+    def restore(self, queue_ms: float, prefill_ms: float) -> None:
+        """As another gateway has measured it."""
+        self.queue_ms = queue_ms
+        self.first = self.last = self.begun + (queue_ms + prefill_ms) / 1000
 
     def tokens_came(self, queue_ms: float | None) -> None:
         """`queue_ms`: as the engine says it with the first output of each request."""

@@ -232,3 +232,20 @@ async def test_an_answer_whose_reader_left_still_counts_while_it_runs() -> None:
         gateway.engine.release()
         await gateway.wait_no_runs()
         assert gateway.services.caps.num_held("a", "answers") == 0
+
+
+async def test_what_a_dead_gateway_had_let_in_is_there_whatever_the_limit_is(server: SessionServer) -> None:
+    async with gateway_of(server.url) as one, gateway_of(server.url) as other:
+        places = [await one.take(TWO, "answers") for _ in range(2)]
+        adopted = other.adopt(TWO, "answers")
+        await other.close()
+        assert await is_full(one)
+        for place in places:
+            place.release()
+        await one.close()
+        assert await is_full(one, Tenant("a", quota=Quota(max_answers=1)))
+        adopted.release()
+        await other.close()
+        assert not await is_full(one, Tenant("a", quota=Quota(max_answers=1)))
+        await one.close()
+        assert await one._store._commands.redis.keys("*") == []

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from app.recovery import ORPHANED
 from tests.app.answer_reader import Reader
 from tests.app.chaos_clients import Client, Story
 from tests.app.fleet import Fleet, fleet
@@ -126,21 +125,13 @@ async def check_story(gateways: Fleet, story: Story, stored: dict[str, Any], *, 
 
 
 async def check_usage(gateways: Fleet, stored: dict[str, dict[str, Any]]) -> None:
-    """One record for each answer, which says what the answer says, and nothing else.
-
-    Of those whose gateway was killed there may be none: nobody knows what they used."""
+    """One record for each answer, which says what the answer says, and nothing else."""
     records = await read_usage_of(gateways)
-    orphans = {
-        name for name, response in stored.items() if (response["error"] or {}).get("message") == ORPHANED.message
-    }
-    assert stored.keys() - orphans <= records.keys() <= stored.keys()
+    assert records.keys() == stored.keys()
     for response_id, record in records.items():
         response, usage = stored[response_id], stored[response_id]["usage"]
-        if response_id in orphans:
-            assert usage is None
-        else:
-            said = (usage["input_tokens"], usage["output_tokens"])
-            assert (record.prompt_tokens, record.output_tokens) == said, (record, response)
+        said = (usage["input_tokens"], usage["output_tokens"])
+        assert (record.prompt_tokens, record.output_tokens) == said, (record, response)
 
 
 def print_outcomes(stored: dict[str, dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import app.generation
+import app.submission
 import engine.text.stop_strings
 from app.cached_tokens import CachedTokens
 from app.errors import ApiError, BadRequest, EngineUnavailable
@@ -144,7 +144,7 @@ async def test_choices_share_what_their_stop_strings_were_made_into(
             made.append(self)
             super().__init__(stops)
 
-    monkeypatch.setattr(app.generation, "StopAutomaton", Counted)
+    monkeypatch.setattr(app.submission, "StopAutomaton", Counted)
     monkeypatch.setattr(engine.text.stop_strings, "StopAutomaton", Counted)
     client = ScriptedEngineClient(script=lambda r: b"a" * (r.choice + 1) + b"STOP!")
     generation = start(client, tokenizer, n=3, stop=("STOP",))

@@ -166,7 +166,9 @@ async def test_what_failed_or_was_left_is_recorded_too(server: SessionServer) ->
         assert failed.status_code == 500
         running = asyncio.create_task(http.post("/v1/responses", json=body(background=False)))
         await gateway.engine.wait_paused()
-        [run] = gateway.service._runs.values()
+        [response_id] = gateway.service.runs.ids
+        run = gateway.service.runs.find("a", response_id)
+        assert run is not None
         run.stop()
         cancelled = (await running).json()
         assert cancelled["status"] == "cancelled"
@@ -175,3 +177,11 @@ async def test_what_failed_or_was_left_is_recorded_too(server: SessionServer) ->
     assert by_outcome["aborted"].id == cancelled["id"]
     assert by_outcome["aborted"].output_tokens == cancelled["usage"]["output_tokens"] == 3
     assert by_outcome["failed"].output_tokens == 3
+
+
+async def test_what_a_gateway_writes_late_does_not_count_once_another_has_taken_over(server: SessionServer) -> None:
+    async with opened(server) as slow, opened(server) as taker:
+        for ledger, row in ((slow, record()), (taker, record(output_tokens=7, takeovers=1)), (slow, record())):
+            ledger.add(row)
+            await ledger.flush()
+    assert await rows(server) == [record(output_tokens=7, takeovers=1)]

@@ -330,3 +330,25 @@ async def test_what_is_refused_after_it_was_let_in_gives_all_back(clock: Clock) 
         assert gateway.services.caps.num_held("a", "answers") == 0
         assert (await gateway.services.tenant_store.reserve("a", a.quota, 0, clock()))[1].tokens == 100_000
         assert gateway.engine.requests == []
+
+
+async def test_what_a_dead_gateway_had_reserved_is_settled_once_by_the_one_that_goes_on(
+    server: SessionServer, clock: Clock
+) -> None:
+    """The first one was not dead but slow: it leaves what it had to the other."""
+    who = tenant(tokens_per_day=1000)
+    async with connected(server.url) as one, connected(server.url) as other:
+        first, second = (RateLimits(store, Caps(None), now=clock) for store in (one, other))
+        reserved = await first.reserve(who, 600)
+        assert (reserved.num_tokens, reserved.day) == (600, START // DAY_S)
+        adopted = second.adopt(who, reserved.num_tokens, reserved.day)
+        reserved.settle(None)
+        adopted.settle(150)
+        adopted.settle(0)
+        for limits in (first, second):
+            await limits.close()
+        assert (await one.reserve("a", who.quota, 0, START))[1].used == 150
+        free = Tenant("b")
+        second.adopt(free, 600, (await second.reserve(free, 600)).day).settle(10)
+        await second.close()
+        assert await one._commands.redis.keys("*") == [b"{t:a}:limits"]

@@ -119,6 +119,18 @@ async def test_it_is_paused_after_the_grace_time_and_goes_on_with_its_first_read
     assert run.told == ["pause", "go on", "pause"]
 
 
+async def test_who_read_it_before_it_came_here_counts(stage: Stage) -> None:
+    """As one who followed it while another gateway ran it."""
+    leave, other = stage.readers.enter("resp_1"), stage.readers.enter("resp_1")
+    other()
+    run = stage.keep()
+    stage.after(10_000)
+    assert run.told == []
+    leave()
+    stage.after(30)
+    assert run.told == ["pause"]
+
+
 async def test_each_of_several_readers_counts(stage: Stage) -> None:
     run = stage.keep()
     leave, other = stage.readers.enter("resp_1"), stage.readers.enter("resp_1")

@@ -10,6 +10,7 @@ from app.event_writer import Mailbox
 from app.events import InputText, Item, ResponseError, ResponseObject
 from app.generation import ChoiceDelta
 from app.ids import new_response_id
+from app.progress import Progress
 from app.response_node import ResponseNode
 from app.response_run import ResponseRun
 
@@ -33,6 +34,12 @@ class FakeGeneration:
     @property
     def num_output_tokens(self):
         return len(self.text)
+
+    def take_progress(self):
+        return Progress()
+
+    def disown(self):
+        self.is_disowned = True
 
     def kept_ids(self, index=0):
         return [ord(c) for c in self.text]

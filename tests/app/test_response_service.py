@@ -39,13 +39,13 @@ async def test_after_the_store_was_away_leases_come_back_at_once(store, monkeypa
     async with running_gateway(store, lambda r: [b"a", Pause()], lease_ms=3000) as gateway:
         renew, attempts, has_renewed = gateway.sessions.renew_leases, 0, asyncio.Event()
 
-        async def away_for_100_attempts(ids):
+        async def away_for_100_attempts(ids, **options):
             nonlocal attempts
             attempts += 1
             if attempts <= 100:
                 raise SessionsUnavailable("away")
             has_renewed.set()
-            return await renew(ids)
+            return await renew(ids, **options)
 
         monkeypatch.setattr(gateway.sessions, "renew_leases", away_for_100_attempts)
         started = await gateway.service.create(gateway.services.current, A, body())

@@ -452,7 +452,7 @@ async def test_cancel_keeps_the_text_so_far(store, attached):
             if attached:
                 reading = asyncio.create_task(sse_events(answer))
                 await gateway.engine.wait_paused()
-                response_id = next(iter(gateway.service._runs))
+                response_id = gateway.service.runs.ids[0]
             else:
                 seen = await sse_events(answer, 5)
                 response_id = seen[0]["response"]["id"]

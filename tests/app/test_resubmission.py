@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.resubmission import Answer, Resubmission, judge
+from app.resubmission import Answer, Resubmission, SubmitterOfBegun, judge, with_seed
 from engine.errors import EngineDeadError
 from engine.protocol import END, AddRequest, ErrorInfo, FinishReason, RequestOutput, Scope
 from engine.sampling_params import SamplingParams
@@ -475,3 +475,43 @@ async def test_a_beam_search_outlives_its_engine(tmp_path: Path) -> None:
     got = await answer(Engine(dies), tmp_path / "b")
     assert deaths == [0, 1]
     assert (got["choices"], got["usage"]) == (want["choices"], want["usage"])
+
+
+# ---- what has begun elsewhere
+
+
+async def test_what_has_begun_elsewhere_waits_for_an_engine(closing: list[Resubmission]) -> None:
+    engine = ScriptedEngineClient(script=say("abcd"), ready=False)
+    resubmission = over(engine, closing)
+    begun = request("x")
+    begun.output_ids = list(b"ab")
+    stream = SubmitterOfBegun(resubmission).submit(begun)
+    with pytest.raises(EngineDeadError):
+        resubmission.submit(request("y"))
+    engine.revive()
+    assert text_of(await read(stream)) == "cd"
+    assert [r.output_ids for r in engine.requests] == [list(b"ab")]
+
+
+async def test_it_fails_where_none_comes(closing: list[Resubmission]) -> None:
+    resubmission = over(ScriptedEngineClient(ready=False), closing, patience_s=0.01)
+    with pytest.raises(EngineDeadError, match="did not come back"):
+        await read(resubmission.submit_begun(request()))
+
+
+async def test_it_is_forgotten_when_its_reader_goes_and_refused_at_the_end(closing: list[Resubmission]) -> None:
+    engine = ScriptedEngineClient(script=say("ab"), ready=False)
+    resubmission = over(engine, closing)
+    with resubmission.submit_begun(request()):
+        assert resubmission.num_answers == 1
+    assert resubmission.num_answers == 0
+    await resubmission.close()
+    with pytest.raises(EngineDeadError):
+        resubmission.submit_begun(request("z"))
+
+
+def test_a_seed_is_fixed_where_something_is_drawn() -> None:
+    assert with_seed(SamplingParams(temperature=1.0)).seed is not None
+    assert with_seed(SamplingParams(temperature=1.0, seed=0)).seed == 0
+    greedy = SamplingParams(temperature=0.0)
+    assert with_seed(greedy) is greedy

@@ -10,7 +10,7 @@ from app.cached_tokens import CachedTokens
 from app.events import InputText, Item, OutputText, Prompt, ResponseError, ResponseObject, Usage
 from app.ids import new_response_id
 from app.response_node import HistoryMessage, ResponseNode
-from app.sessions import Finished, Renewed, Sessions, SessionsUnavailable, Taken
+from app.sessions import Finished, Orphan, Renewed, Sessions, SessionsUnavailable, Untaken
 from tests.app.session_store import SessionProxy, connected
 
 
@@ -97,7 +97,7 @@ async def test_every_key_has_a_ttl_that_use_renews(server, sessions):
     await sessions.create(first)
     await sessions.create(second)
     keys = sorted(await redis.keys("*"))
-    assert len(keys) == 6
+    assert len(keys) == 8
     assert {key.split(b"}")[0] for key in keys} == {b"{s:" + first.id.root.encode()}
     assert all([0 < await redis.ttl(key) <= 30 * 24 * 3600 for key in keys])
     node_keys = [key for key in keys if b":r:" in key]
@@ -149,11 +149,11 @@ async def test_an_orphan_belongs_to_whoever_takes_it_first(server, sessions):
         n = node()
         await sessions.create(n)
         assert await second.find_without_lease([n.id]) == []
-        assert await second.try_take(n.id) is Taken.HELD
+        assert await second.try_take(n.id) is Untaken.HELD
         await sessions._redis.delete(lease(n))
         assert await second.find_without_lease([n.id]) == [n.id]
-        assert await second.try_take(n.id) is Taken.TAKEN
-        assert await third.try_take(n.id) is Taken.HELD
+        assert await second.try_take(n.id) == Orphan(1, 0, True, b"")
+        assert await third.try_take(n.id) is Untaken.HELD
         # the first one was slow, not dead: what it says now does not count
         assert (await sessions.renew_leases([n.id])).lost == [n.id]
         assert await sessions.finish(answered(n, "mine")) is Finished.TAKEN
@@ -161,7 +161,7 @@ async def test_an_orphan_belongs_to_whoever_takes_it_first(server, sessions):
         assert await second.finish(answered(n)) is Finished.STORED
         assert await sessions.finish(answered(n, "mine")) is Finished.TAKEN
         assert (await sessions.renew_leases([n.id])).lost == [n.id]
-        assert await third.try_take(n.id) is Taken.ENDED
+        assert await third.try_take(n.id) is Untaken.ENDED
         assert await sessions.find("a", n.id) == answered(n)
         assert await sessions._redis.exists(lease(n)) == 0
 
@@ -282,7 +282,7 @@ async def test_an_end_and_a_takeover_whose_replies_were_lost_have_happened(proxy
         for n in (node("one"), node("two")):
             await sessions.create(n)
             await sessions._redis.delete(lease(n))
-            assert await sessions.try_take(n.id) is Taken.TAKEN
+            assert await sessions.try_take(n.id) == Orphan(1, 0, True, b"")
             assert await sessions.finish(answered(n)) is Finished.STORED
             assert await sessions.find("a", n.id) == answered(n)
             sessions._take = losing_a_reply(proxy, sessions._take)
@@ -351,3 +351,43 @@ async def test_closing_waits_for_commands_whose_callers_were_cancelled(server):
     await sessions.close()
     async with connected(server) as again:
         assert await again.find("a", n.id) is not None
+
+
+async def test_how_often_it_was_taken_over_and_whether_that_was_of_use(server, sessions):
+    async with connected(server, owner="gateway-2") as second:
+        n, redis = node(), sessions._redis
+        await sessions.create(n, b"recipe")
+        log = f"{{s:{n.id.root}}}:e:{n.id}"
+        for expected in ((1, 0), (2, 1), (3, 2)):
+            await redis.delete(lease(n))
+            assert await second.try_take(n.id) == Orphan(*expected, True, b"recipe")
+            assert await second.try_take(n.id) == Orphan(*expected, True, b"recipe"), "it is its own already"
+        await redis.xadd(log, {"t": "x"}, id="1-0")
+        await redis.delete(lease(n))
+        assert await second.try_take(n.id) == Orphan(4, 0, True, b"recipe")
+        await second.finish(answered(n))
+        assert await redis.keys("*:q:*") == []
+
+
+async def test_after_the_server_was_started_again_a_log_is_whole_once_its_gateway_says_so(server):
+    life = "one"
+    async with connected(server, server_life=lambda: life) as sessions, connected(server, owner="2") as second:
+        n, redis = node(), sessions._redis
+        life = (await redis.info("server"))["run_id"]
+        await sessions.create(n)
+        await redis.delete(lease(n))
+        assert (await second.try_take(n.id)).is_whole
+        life = "of an earlier server"
+        await redis.delete(lease(n))
+        await sessions.renew_leases([n.id])
+        await redis.delete(lease(n))
+        assert not (await second.try_take(n.id)).is_whole
+        life = (await redis.info("server"))["run_id"]
+        await redis.delete(lease(n))
+        await sessions.renew_leases([n.id], broken=[n.id])
+        await redis.delete(lease(n))
+        assert not (await second.try_take(n.id)).is_whole
+        await redis.delete(lease(n))
+        await sessions.renew_leases([n.id])
+        await redis.delete(lease(n))
+        assert (await second.try_take(n.id)).is_whole
