@@ -17,7 +17,7 @@ def new_document() -> Document:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": {"processor": processor(), "cores": os.cpu_count()},
-        "commit": subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip(),
+        "commit": commit(),
     }
 
 
@@ -57,6 +57,14 @@ def all_hold(document: Document) -> bool:
     for name, found in failed:
         print(f"{name} does not hold: {json.dumps(found)}", file=sys.stderr)
     return not failed
+
+
+def commit() -> str:
+    """Empty where there is no git, or no repository."""
+    try:
+        return subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
 
 
 def processor() -> str:

@@ -7,8 +7,11 @@ they stay in the processor's caches.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engine.config import ModelConfig
+if TYPE_CHECKING:
+    # for the types alone: GPUs are measured where msgspec is not installed
+    from engine.config import ModelConfig
 
 LOGIT_BYTES = 4
 
@@ -51,7 +54,7 @@ class Work:
         return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
 
 
-def layer_parameters(config: ModelConfig) -> int:
+def layer_parameters(config: "ModelConfig") -> int:
     """Of all layers together, norms included; biases, where a model has them, are too few to count."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (2 * q_size + 2 * kv_size)
@@ -59,17 +62,17 @@ def layer_parameters(config: ModelConfig) -> int:
     return config.num_layers * (attention + 3 * config.hidden_size * config.intermediate_size + norms)
 
 
-def head_parameters(config: ModelConfig) -> int:
+def head_parameters(config: "ModelConfig") -> int:
     """The last norm and the head."""
     return config.hidden_size + config.vocab_size * config.hidden_size
 
 
-def num_parameters(config: ModelConfig) -> int:
+def num_parameters(config: "ModelConfig") -> int:
     embedding = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     return layer_parameters(config) + head_parameters(config) + embedding
 
 
-def decode_work(config: ModelConfig, dtype_bytes: int, shape: DecodeShape) -> Work:
+def decode_work(config: "ModelConfig", dtype_bytes: int, shape: DecodeShape) -> Work:
     kv_bytes = config.kv_bytes_per_token(dtype_bytes)
     rows = shape.num_rows
     return Work(
@@ -82,7 +85,7 @@ def decode_work(config: ModelConfig, dtype_bytes: int, shape: DecodeShape) -> Wo
     )
 
 
-def prefill_work(config: ModelConfig, dtype_bytes: int, chunks: Sequence[int]) -> Work:
+def prefill_work(config: "ModelConfig", dtype_bytes: int, chunks: Sequence[int]) -> Work:
     """A prompt from position 0 on, one step for each chunk of tokens; the last token samples."""
     kv_bytes = config.kv_bytes_per_token(dtype_bytes)
     work = Work(0, 0, 0, 0, 0)
@@ -104,6 +107,6 @@ def prefill_work(config: ModelConfig, dtype_bytes: int, chunks: Sequence[int]) -
     return work
 
 
-def _attention_flops(config: ModelConfig, num_pairs: int) -> int:
+def _attention_flops(config: "ModelConfig", num_pairs: int) -> int:
     """num_pairs: of a query and a token that it sees, whatever head and layer."""
     return 4 * config.num_layers * config.num_heads * config.head_dim * num_pairs

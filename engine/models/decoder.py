@@ -77,9 +77,16 @@ class Decoder:
         token_ids, positions: [rows], the decode rows first. kv: [num_layers, 2, num_blocks, num_kv_heads,
         block_size, head_dim].
         """
-        places = torch.from_numpy(positions).to(self._cosines.device)
-        cosines, sines = self._cosines[places].unsqueeze(1), self._sines[places].unsqueeze(1)
-        x = self._embedding[torch.from_numpy(token_ids).to(self._embedding.device)]
+        ids, places = (torch.from_numpy(numbers).to(self._device) for numbers in (token_ids, positions))
+        return self.forward_on_device(ids, places, kv, plan, num_decodes)
+
+    def forward_on_device(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, kv: torch.Tensor, plan: Any, num_decodes: int
+    ) -> torch.Tensor:
+        """`forward` of ids and positions, int32 or int64, that lie on the device already: nothing here is copied from
+        the host, so that it can be captured in a graph."""
+        cosines, sines = self._cosines[positions].unsqueeze(1), self._sines[positions].unsqueeze(1)
+        x = self._embedding[token_ids]
         attended = x.new_empty(x.shape[0], self.config.num_heads, self.config.head_dim)
         normed = self._kernels.rms_norm(x, self._layers[0].input_norm, self.config.rms_norm_eps)
         for i, layer_kv in enumerate(kv.unbind(0)):
