@@ -151,9 +151,10 @@ class ResponsePlanner:
             logprobs=request.num_logprobs,
         )
         params = with_seed(params)
-        response_id, priority, created_at = before.new_id(), request.priority or 0, services.now()
+        answer_id = str(response_id := before.new_id())
+        priority, created_at = request.priority or 0, services.now()
         generation = services.generation(
-            prompt, params, tenant, priority=priority, answer_id=str(response_id), created_at=created_at
+            prompt, params, tenant, priority=priority, is_told_first=True, answer_id=answer_id, created_at=created_at
         )
         is_told = before.conversation is not None or (parent is not None and parent.is_link)
         node = ResponseNode(
@@ -163,7 +164,7 @@ class ResponsePlanner:
             prefix=() if is_told else history,
             input=items,
             stream_id=stream_id,
-            response=self._response(str(response_id), request, params, assistant, num_truncated, before),
+            response=self._response(answer_id, request, params, assistant, num_truncated, before),
         )
         return Plan(node, generation, prompt, params, priority, created_at, history)
 

@@ -154,8 +154,9 @@ class Resubmission:
             self._waiting[answer] = None
         self._ensure_recovery()
 
-    def submit_begun(self, request: AddRequest) -> TokenStream:
-        """One that has begun elsewhere: where no engine is there it waits for one, like those that lost theirs."""
+    def submit_accepted(self, request: AddRequest) -> TokenStream:
+        """One whose client has been told that it is taken, or that has begun elsewhere: where no engine is there it
+        waits for one, like those that lost theirs."""
         answer = Answer(request, TokenStream(request.request_id, self._leave))
         try:
             self._start(answer, request)
@@ -300,8 +301,8 @@ class Resubmission:
 
 
 @dataclass(frozen=True, slots=True)
-class SubmitterOfBegun:
-    """Takes requests that have begun elsewhere."""
+class SubmitterOfAccepted:
+    """Takes requests that nobody can be told to send again."""
 
     resubmission: Resubmission
 
@@ -310,4 +311,4 @@ class SubmitterOfBegun:
         return self.resubmission.info
 
     def submit(self, request: AddRequest) -> TokenStream:
-        return self.resubmission.submit_begun(request)
+        return self.resubmission.submit_accepted(request)

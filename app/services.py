@@ -20,7 +20,7 @@ from app.progress import Midway
 from app.prompt_history import PromptHistory
 from app.prompts import BuiltPrompt, PromptBuilder
 from app.rate_limits import RateLimits
-from app.resubmission import Resubmission, SubmitterOfBegun
+from app.resubmission import Resubmission, SubmitterOfAccepted
 from app.tenant_store import TenantStore
 from app.tenants import Tenant
 from app.tickets import Tickets
@@ -100,14 +100,16 @@ class Services:
         priority: int = 0,
         continues_text: bool = False,
         beams: BeamSearchParams | None = None,
+        is_told_first: bool = False,
         answer_id: str,
         created_at: float | None = None,
         midway: Midway | None = None,
         takeovers: int = 0,
     ) -> Generation:
         """A measured generation on this gateway's engine; its choices are the best of `beams`, if that is given.
-        `answer_id`: under which its usage is recorded. `created_at`: in seconds since 1970; now, if not given.
-        `midway`: as `Generation` takes it, after so many `takeovers`.
+        `is_told_first`: its client learns that it is taken before it is submitted; should the engine go between the
+        two, it waits for one. `answer_id`: under which its usage is recorded. `created_at`: in seconds since 1970; now,
+        if not given. `midway`: as `Generation` takes it, after so many `takeovers`.
 
         Raises ApiError and ValueError, as `Generation` does, and ShuttingDown when nothing new is taken any more.
         """
@@ -115,8 +117,8 @@ class Services:
         submitter: Submitter = self.resubmission
         if beams is not None:
             submitter = BeamSearchEngine(self.resubmission, beams)
-        elif midway is not None:
-            submitter = SubmitterOfBegun(self.resubmission)
+        elif is_told_first or midway is not None:
+            submitter = SubmitterOfAccepted(self.resubmission)
         record = None
         if self.ledger is not None:
             created_at = self.now() if created_at is None else created_at

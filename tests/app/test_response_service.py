@@ -33,6 +33,19 @@ async def test_leases_are_renewed_while_answers_run_and_only_then(store):
                 await asyncio.sleep(0)
 
 
+async def test_an_answer_that_was_taken_waits_for_the_engine_that_went_just_then(store):
+    """Between the moment in which nothing can be refused any more and the submission."""
+    async with running_gateway(store, say("here")) as gateway:
+
+        async def lose_engine(node):
+            gateway.engine.die()
+
+        started = await gateway.service.create(gateway.services.current, A, body(), before_start=lose_engine)
+        gateway.engine.revive()
+        response = await gateway.service.wait(A, started.run)
+        assert (response.status, response.output[0].text, response.usage.output_tokens) == ("completed", "here", 5)
+
+
 async def test_after_the_store_was_away_leases_come_back_at_once(store, monkeypatch):
     """While Redis is away they are tried again and again, not once in a third of their time."""
     monkeypatch.setattr(leases, "LEASE_RETRY_S", 0.001)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.resubmission import Answer, Resubmission, SubmitterOfBegun, judge, with_seed
+from app.resubmission import Answer, Resubmission, SubmitterOfAccepted, judge, with_seed
 from engine.errors import EngineDeadError
 from engine.protocol import END, AddRequest, ErrorInfo, FinishReason, RequestOutput, Scope
 from engine.sampling_params import SamplingParams
@@ -485,7 +485,7 @@ async def test_what_has_begun_elsewhere_waits_for_an_engine(closing: list[Resubm
     resubmission = over(engine, closing)
     begun = request("x")
     begun.output_ids = list(b"ab")
-    stream = SubmitterOfBegun(resubmission).submit(begun)
+    stream = SubmitterOfAccepted(resubmission).submit(begun)
     with pytest.raises(EngineDeadError):
         resubmission.submit(request("y"))
     engine.revive()
@@ -496,18 +496,18 @@ async def test_what_has_begun_elsewhere_waits_for_an_engine(closing: list[Resubm
 async def test_it_fails_where_none_comes(closing: list[Resubmission]) -> None:
     resubmission = over(ScriptedEngineClient(ready=False), closing, patience_s=0.01)
     with pytest.raises(EngineDeadError, match="did not come back"):
-        await read(resubmission.submit_begun(request()))
+        await read(resubmission.submit_accepted(request()))
 
 
 async def test_it_is_forgotten_when_its_reader_goes_and_refused_at_the_end(closing: list[Resubmission]) -> None:
     engine = ScriptedEngineClient(script=say("ab"), ready=False)
     resubmission = over(engine, closing)
-    with resubmission.submit_begun(request()):
+    with resubmission.submit_accepted(request()):
         assert resubmission.num_answers == 1
     assert resubmission.num_answers == 0
     await resubmission.close()
     with pytest.raises(EngineDeadError):
-        resubmission.submit_begun(request("z"))
+        resubmission.submit_accepted(request("z"))
 
 
 def test_a_seed_is_fixed_where_something_is_drawn() -> None:
