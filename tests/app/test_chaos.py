@@ -63,16 +63,19 @@ async def run_chaos(folder: Path, seconds: float, *, num_clients: int = 10, kill
     async with fleet(folder, script, num_engines=2, lease_ms=2000) as gateways:
         stops = asyncio.Event()
         clients = [Client(gateways, f"c{i}", random.Random(f"{seed} {i}"), stops) for i in range(num_clients)]
-        killer = Killer(gateways, random.Random(seed), [*gateways.gateways, *gateways.engines])
-        if kills_redis:
-            killer.victims.append(REDIS)
+        gateways_and_redis = [*gateways.gateways, *([REDIS] if kills_redis else [])]
+        killers = [
+            Killer(gateways, random.Random(f"{seed} {victims}"), victims)
+            for victims in (gateways_and_redis, gateways.engines)
+        ]
         async with asyncio.TaskGroup() as group:
             for client in clients:
                 group.create_task(client.talk(), name=client.name)
-            await killer.kill_for(seconds)
+            await asyncio.gather(*(killer.kill_for(seconds) for killer in killers))
             stops.set()
         stories = [story for client in clients for story in client.stories]
-        print(f"kills: {killer.num_kills}, cuts: {sum(c.num_cuts for c in clients)}, messages: {len(stories)}")
+        kills = killers[0].num_kills | killers[1].num_kills
+        print(f"kills: {kills}, cuts: {sum(c.num_cuts for c in clients)}, messages: {len(stories)}")
         stored = await settle(gateways)
         print_outcomes(stored)
         assert stored.keys() == {story.response_id for story in stories}, "each message has one answer, and no more"
@@ -127,9 +130,9 @@ async def check_story(gateways: Fleet, story: Story, stored: dict[str, Any], *, 
 async def check_usage(gateways: Fleet, stored: dict[str, dict[str, Any]]) -> None:
     """One record for each answer, which says what the answer says, and nothing else."""
     records = await read_usage_of(gateways)
-    assert records.keys() == stored.keys()
-    for response_id, record in records.items():
-        response, usage = stored[response_id], stored[response_id]["usage"]
+    assert records.keys() == stored.keys(), [stored[name] for name in stored.keys() - records.keys()]
+    for response_id, response in stored.items():
+        record, usage = records[response_id], response["usage"]
         said = (usage["input_tokens"], usage["output_tokens"])
         assert (record.prompt_tokens, record.output_tokens) == said, (record, response)
 
