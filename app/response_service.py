@@ -71,7 +71,7 @@ class ResponseService:
         await self._readers.close()
         await self._follows.close()
         await self._recovery.close()
-        await self.runs.flush()
+        await self.runs.close()
 
     async def create(
         self,

@@ -22,6 +22,7 @@ from app.logprobs import logprob_writer
 from app.rate_limits import Reservation
 from app.readers import Readers
 from app.recipe import Recipe
+from app.refused import Refused
 from app.response_end import store_end
 from app.response_node import ResponseNode
 from app.response_plan import Plan, or_unavailable
@@ -65,6 +66,7 @@ class Runs:
         self._writer = EventWriter(log)
         self._runs: dict[str, ResponseRun] = {}
         self._starting: set[asyncio.Task[ResponseRun]] = set()
+        self._refused = Refused(sessions)
         self._readers = readers
         self._leases = Leases(sessions, announcements, log, readers)
         self._is_closing = False
@@ -105,6 +107,11 @@ class Runs:
     def look_at_leases(self) -> None:
         """Learns now what is not this gateway's any more, and what was cancelled elsewhere."""
         self._leases.look()
+
+    async def close(self) -> None:
+        """When nothing runs any more."""
+        await self.flush()
+        await self._refused.close()
 
     async def flush(self) -> None:
         """Returns when the log holds all events there have been, and the index nothing that has ended."""
@@ -151,8 +158,13 @@ class Runs:
             self._readers.keep(run, GraceRules.of(limits))
 
     async def _create(self, node: ResponseNode, recipe: bytes) -> None:
-        """Both at once: nobody has been told of it before both are done."""
-        await asyncio.gather(self._index.add(str(node.id), node.tenant), self._sessions.create(node, recipe))
+        """Both at once: nobody has been told of it before both are done. Raises SessionsUnavailable: then what may be
+        there of it goes again."""
+        entry, stored = self._index.add(str(node.id), node.tenant), self._sessions.create(node, recipe)
+        for error in await asyncio.gather(entry, stored, return_exceptions=True):
+            if error is not None:
+                self._refused.add(node.tenant, node.id)
+                raise error
 
     def _recipe(self, plan: Plan, reservation: Reservation) -> bytes:
         recipe = Recipe.of(
