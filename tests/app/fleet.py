@@ -149,17 +149,20 @@ class Fleet:
     async def releasing(self, name: str) -> AsyncIterator[None]:
         """Meanwhile nothing stands still in this engine for long."""
 
+        is_over = asyncio.Event()
+
         async def release() -> None:
-            while True:
+            while not is_over.is_set():
                 await self.release(name)
-                await asyncio.sleep(0.05)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(is_over.wait(), 0.05)
 
         task = asyncio.create_task(release())
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            is_over.set()
+            await task  # not cancelled: a connection that is just being closed would be left half open
 
     def log(self, name: str) -> str:
         """Of all its lives."""
