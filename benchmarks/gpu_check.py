@@ -3,11 +3,11 @@
     PYTHONPATH=. python3 -m benchmarks.gpu_check --output gpu.json --picture gpu.png
 
 torch, triton and numpy are all it needs. Sections are measured by a process of their own (`benchmarks.gpu_sections`)
-that is started again if it ends: one that fails, breaks the device or hangs has that in the document, and the others go
-on. The document is written after each section. A picture whose name ends in .png needs matplotlib; without it, or with
-another name, it is an SVG. `--dry-run` interprets the kernels on a processor with tiny shapes: it shows that all of it
-runs, and says nothing of time. The exit code is 1 if something is wrong, failed or is missing, or, but for a dry run, a
-bar does not hold.
+that is started again if it ends: one that fails, breaks the device or hangs has that in the document, what there was of
+it is kept, and the others go on. The document is written after each section. A picture whose name ends in .png needs
+matplotlib; without it, or with another name, it is an SVG. `--dry-run` interprets the kernels on a processor with tiny
+shapes: it shows that all of it runs, and says nothing of time. The exit code is 1 if something is wrong, failed or is
+missing, or, but for a dry run, a bar does not hold.
 """
 
 import argparse
@@ -81,14 +81,17 @@ class Check:
         # what it dies of before it says anything is put down to the section that it was to begin with
         current: str | None = next(iter(self._left))
         deadline = time.monotonic() + START_S + self._left[current] + self._grace_s
+        so_far: Document = {}
         why = ""
         try:
             lines = Lines(process.stdout.fileno())
             while (line := lines.next(min(deadline, self._end))) is not None:
                 said = json.loads(line)
                 if "begins" in said:
-                    current = said["begins"]
+                    current, so_far = said["begins"], {}
                     deadline = time.monotonic() + self._left[current] + self._grace_s
+                elif "finds" in said:
+                    so_far[said["finds"]] = said["found"]
                 else:
                     current = None
                     del self._left[said["ends"]]
@@ -101,7 +104,7 @@ class Check:
             process.stdout.close()
         if current is not None:
             del self._left[current]
-            self._report(current, {"killed": why or f"its process ended with {process.returncode}"})
+            self._report(current, {**so_far, "killed": why or f"its process ended with {process.returncode}"})
 
 
 class Lines:

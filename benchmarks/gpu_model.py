@@ -102,7 +102,7 @@ class DecodeSteps:
 
     def _decode(self, plan: Any, drawn: torch.Tensor, graph: Any) -> float:
         """Seconds of real steps up to the case's length, each planned anew, its numbers brought to where the graph
-        reads them; the host never waits for a token."""
+        reads them; no token is waited for."""
         case, device = self._case, self._model.device
         steps = self._model.sizes.decode_steps
         device.synchronize()

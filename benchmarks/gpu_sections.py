@@ -1,8 +1,9 @@
 """The sections of `benchmarks.gpu_check`, and the process that measures them, one after the other.
 
-It says on standard output, a JSON object a line, which section begins and what a section has found: whoever started it
-knows, if it ends or hangs, at what. A section that fails has its traceback among what it found; if nothing can be
-computed on the device after that, the process ends, as no later section could be measured in it.
+It says on standard output, a JSON object a line, which section begins, each thing as it is found, and all of them when
+the section ends: whoever started it knows, if it ends or hangs, at what, and keeps what there is. A section that fails
+has its traceback among what it found; if nothing can be computed on the device after that, the process ends, as no
+later section could be measured in it.
 """
 
 import argparse
@@ -30,6 +31,18 @@ from benchmarks.gpu_work import DRY, ON_A_DEVICE, Sizes
 
 Measure = Callable[[Clock, Document], None]
 NVIDIA_SMI = "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw"
+
+
+class Found(dict[str, Any]):
+    """Of a section: says what is put into it, thing by thing."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._say(finds=name, found=value)
 
 
 class Sections:
@@ -81,13 +94,12 @@ class Sections:
         try:
             command = ["nvidia-smi", f"--query-gpu={NVIDIA_SMI}", "--format=csv"]
             found["nvidia_smi"] = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.split("\n")
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             found["nvidia_smi"] = str(error)
 
 
-def measure(sections: Sections, device: Device, name: str, clock: Clock) -> tuple[Document, bool]:
-    """What was found, and whether the device still computes."""
-    found: Document = {}
+def measure(sections: Sections, device: Device, name: str, clock: Clock, found: Document) -> bool:
+    """Whether the device still computes."""
     start = time.perf_counter()
     try:
         sections.named(name)(clock, found)
@@ -103,8 +115,8 @@ def measure(sections: Sections, device: Device, name: str, clock: Clock) -> tupl
         device.synchronize()
     except RuntimeError as error:
         found["device_lost"] = str(error)[:300]
-        return found, False
-    return found, True
+        return False
+    return True
 
 
 @torch.inference_mode()
@@ -127,7 +139,8 @@ def main() -> None:
     for argument in options.sections:
         name, _, seconds = argument.partition("=")
         say(begins=name)
-        found, is_well = measure(sections, device, name, Clock(float(seconds)))
+        found = Found(say)
+        is_well = measure(sections, device, name, Clock(float(seconds)), found)
         say(ends=name, found=found)
         if not is_well:
             sys.exit(1)

@@ -93,10 +93,12 @@ def test_a_device_that_is_lost_between_two_sections_costs_none_of_them(tmp_path:
     assert names_and_ends(reported) == [("a", None), ("b", None), ("c", None)]
 
 
-def test_a_section_that_hangs_is_ended(tmp_path: Path) -> None:
-    program = "    if name == 'a':\n        say({'begins': 'a'})\n        time.sleep(3600)\n    say(*done)\n"
-    reported = run(tmp_path, program, "a", "b", grace_s=0.0)
-    assert names_and_ends(reported) == [("a", "it took too long and was ended"), ("b", None)]
+def test_a_section_that_hangs_is_ended_and_what_it_had_found_is_kept(tmp_path: Path) -> None:
+    begins = "say({'begins': 'a'}, {'finds': 'x', 'found': [1, 2]})"
+    program = f"    if name == 'a':\n        {begins}\n        time.sleep(3600)\n    say(*done)\n"
+    (name, found), *others = run(tmp_path, program, "a", "b", grace_s=0.0)
+    assert (name, found) == ("a", {"x": [1, 2], "killed": "it took too long and was ended"})
+    assert names_and_ends(others) == [("b", None)]
 
 
 def test_a_process_that_says_nothing_is_put_down_to_each_section(tmp_path: Path) -> None:
