@@ -209,7 +209,9 @@ def resume(folder: Path, core: int | None, runs: int) -> Document:
 
 
 def medians(runs: list[Document]) -> Document:
-    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+    """Of each figure that all runs have."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    return {name: statistics.median(run[name] for run in runs) for name in names}
 
 
 def main() -> None:

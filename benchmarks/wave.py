@@ -26,12 +26,16 @@ class Wave:
 
     def document(self) -> Document:
         one_token = len(self.latencies_ms)
+        latencies = {
+            f"latency_p{p}_ms": round(pct(self.latencies_ms, p), 2)  # type: ignore[no-untyped-call]
+            for p in (50, 99)
+            if self.latencies_ms
+        }
         return {
             "deltas_per_s": round(self.num_deltas / self.streaming_s, 1),
             "tokens_per_s": round(self.num_tokens / self.streaming_s, 1),
             "one_token_deltas": round(one_token / self.num_deltas, 4),
-            "latency_p50_ms": round(pct(self.latencies_ms, 50), 2),  # type: ignore[no-untyped-call]
-            "latency_p99_ms": round(pct(self.latencies_ms, 99), 2),  # type: ignore[no-untyped-call]
+            **latencies,
             "cpu_us_per_delta": round(1e6 * self.cpu_s / self.num_deltas, 1),
         }
 
