@@ -35,6 +35,8 @@ from tests.byte_model import BYTE_VOCAB_SIZE, make_byte_model
 
 NUM_WORDS = 10_000
 MAX_MODEL_LEN = 32_768
+REST_S = 0.5
+"""Before the first step of requests that are answered together: taking them in is another thing than streaming."""
 _SECOND_US = 1_000_000
 
 
@@ -114,7 +116,8 @@ class NumberedCore:
         left[request.request_id] = request.params.max_tokens or MAX_MODEL_LEN - len(request.prompt_ids)
         if len(left) >= num_together:
             del self._gathering[pace]
-            self._groups.append(_Group(interval_s, self.clock(), left))
+            rest_s = REST_S if num_together > 1 else 0.0
+            self._groups.append(_Group(interval_s, self.clock() + rest_s, left))
         return None
 
     def abort(self, request_ids: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from benchmarks.answer_events import DELTA
-from benchmarks.numbered_engine import StepTimes, number_in, pace_of
+from benchmarks.numbered_engine import REST_S, StepTimes, number_in, pace_of
 from engine.parent_death import die_with_parent
 
 
@@ -53,7 +53,7 @@ class PlainServer:
             pass
 
     async def _make_steps(self, interval_s: float) -> None:
-        due = time.monotonic()
+        due = time.monotonic() + REST_S
         for number in self._numbers:
             if number is not None:
                 due += interval_s
