@@ -126,7 +126,19 @@ def serve(
     ] = 0,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests that run at a time; others wait.")] = 64,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 576,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; by default all cores.")] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Each engine's model is split by heads over so many processes, a GPU each where there are GPUs.",
+        ),
+    ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of each engine, or each of its N processes; by default all cores."),
+    ] = None,
     kernels: Annotated[
         Kernels, typer.Option(help="auto: the fastest that work here; triton: on a GPU; reference: plain torch, slow.")
     ] = Kernels.auto,
@@ -192,6 +204,7 @@ def serve(
         host_cache_bytes=host_cache_bytes,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        tensor_parallel=tensor_parallel,
         threads=threads,
         kernels=kernels.value,
         shared_attention=shared_attention.value,

@@ -44,7 +44,7 @@ class ServeOptions:
     model_dir: Path
     state_dir: Path
     engine: EngineConfig
-    """Without model_dir, address and kernels_dir, which are known only here."""
+    """Without model_dir, address, kernels_dir and runtime_dir, which are known only here."""
     host: str = "127.0.0.1"
     port: int = 8000
     config_path: Path | None = None
@@ -81,10 +81,10 @@ class ServeOptions:
 
     @property
     def engine_threads(self) -> int | None:
-        """Of each engine: cores are dealt out."""
+        """Of each engine, or each of its ranks: cores are dealt out."""
         if self.engine.threads is not None or self.num_engines < 2:
             return self.engine.threads
-        return max(1, available_cpus() // self.num_engines)
+        return max(1, available_cpus() // (self.num_engines * self.engine.tensor_parallel))
 
     @property
     def url(self) -> str:
@@ -182,6 +182,7 @@ def children(
             address=address,
             threads=options.engine_threads,
             kernels_dir=str(options.state_dir / "kernels"),
+            runtime_dir=str(folder),
         )
         command = python("engine", msgspec.json.encode(engine).decode())
         specs.append(

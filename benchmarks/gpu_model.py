@@ -15,6 +15,7 @@ from benchmarks.gpu_device import Clock, Device
 from benchmarks.gpu_failure import note
 from benchmarks.gpu_work import DecodeCase, ModelShape, Sizes, decode_cases
 from engine.models.decoder import Decoder
+from engine.models.shard import WHOLE
 from engine.models.weights import expected_shapes
 from kernels.batch import AttentionBatch, Extend
 from kernels.triton.backend import TritonKernels
@@ -24,6 +25,7 @@ class RandomWeights:
     """In place of `engine.models.weights.Weights`: such shapes, and such sizes that activations keep theirs."""
 
     def __init__(self, device: Device, model: ModelShape) -> None:
+        self.shard = WHOLE
         self._device = device
         self._shapes = expected_shapes(model)
 

@@ -3,17 +3,23 @@
 Exit codes: 0 after SIGTERM; 2 if it can never start like this (one sentence on stderr says why); 1 if it broke.
 """
 
+import contextlib
 import logging
 import os
 import sys
+import threading
+from collections.abc import Callable
 
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import EngineError
+from engine.errors import EngineDeadError, EngineError
 from engine.parent_death import die_with_parent
 from engine.prepared import PreparedModel
 from engine.process import serve
+
+LAST_S = 10.0
+"""When another rank has gone the process ends within this time, even if a device waits for that rank in vain."""
 
 
 def main(arguments: list[str]) -> int:
@@ -35,11 +41,25 @@ def main(arguments: list[str]) -> int:
 
         runner = ModelRunner(model, config)
         core = EngineCore(config, runner.info, runner, runner.identity, runner.swap_time, node_cost=runner.node_cost)
+    except EngineDeadError as e:
+        print(e, file=sys.stderr)
+        return 1
     except (EngineError, msgspec.MsgspecError) as e:
         print(e, file=sys.stderr)
         return 2
     print(runner.plan, flush=True)
-    serve(core, runner.info, config.address, lease_s=config.lease_s)
+
+    def listen(stop: Callable[[EngineDeadError], None]) -> None:
+        def on_lost_rank(failure: EngineDeadError) -> None:
+            stop(failure)
+            end = threading.Timer(LAST_S, os._exit, (1,))
+            end.daemon = True
+            end.start()
+
+        runner.listen(on_lost_rank)
+
+    with contextlib.closing(runner):
+        serve(core, runner.info, config.address, lease_s=config.lease_s, listen=listen)
     return 0
 
 

@@ -41,6 +41,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
+    def replace(self, **changes: Any) -> "ModelConfig":
+        return msgspec.structs.replace(self, **changes)
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine process is started with (sent to it as JSON)."""
@@ -61,7 +64,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """512 tokens of prompts beside a full batch of decode rows."""
     max_waiting: int = 4096
     """Requests of one tenant that may wait; further ones are refused as `overloaded`."""
+    tensor_parallel: int = 1
+    """Ranks that the model is split over, a process each, and a GPU each where there are GPUs."""
+    runtime_dir: str | None = None
+    """Where the ranks meet; None: in the system's folder for such files."""
     threads: int | None = None
+    """Of each rank; None: this machine's processors, dealt out."""
     kernels: Literal["auto", "cpu", "reference", "triton"] = "auto"
     """auto: the fastest backend of the device; reference: plain torch, the oracle of the others; triton: on a GPU."""
     kernels_dir: str | None = None

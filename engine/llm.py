@@ -21,8 +21,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.beam_search import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.device import resolve_device
 from engine.errors import InvalidRequest, RequestError
-from engine.model_runner import ModelRunner, resolve_device
+from engine.model_runner import ModelRunner
 from engine.models.fingerprint import resolve_dtype
 from engine.models.prepare import prepare
 from engine.offline_input import Conversation, Prompt, each_conversation, each_prompt
@@ -108,14 +109,9 @@ class LLM:
                 dtype = resolve_dtype(engine.get("dtype", "auto"), resolve_device(engine.get("device", "auto")).type)
                 prepared = prepare(str(model), folder, dtype, show)
         self.config = EngineConfig(model_dir=str(prepared.path), **engine)
-        self._runner = ModelRunner(prepared, self.config)
+        self._runner = runner = ModelRunner(prepared, self.config)
         self._core = EngineCore(
-            self.config,
-            self._runner.info,
-            self._runner,
-            self._runner.identity,
-            self._runner.swap_time,
-            node_cost=self._runner.node_cost,
+            self.config, runner.info, runner, runner.identity, runner.swap_time, node_cost=runner.node_cost
         )
         self.tokenizer = Tokenizer.load(prepared)
         source = prepared.chat_template

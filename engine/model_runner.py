@@ -1,25 +1,31 @@
 """The device side of the engine: weights, the KV cache, and one step of the model over a scheduled batch."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
 import torch
 
 from engine import logprobs
 from engine.attention_timing import ensure_node_cost
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
-from engine.errors import ModelNotSupported
-from engine.host_cache import HostCache
-from engine.kv_memory import allocate_blocks
-from engine.machine import available_cpus, available_memory_bytes
+from engine.device import available_bytes, check_devices, resolve_device, take_device
+from engine.errors import EngineDeadError, EngineError
+from engine.kv_tensors import KVTensors
+from engine.machine import available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
 from engine.models.choose import choose_decoder, choose_draw, choose_moves, find_kernels_dir
 from engine.models.fingerprint import resolve_dtype
 from engine.models.packed_decoder import PackedDecoder
+from engine.models.shard import WHOLE, split_config
 from engine.models.weights import Weights
 from engine.pages_ahead import PagesAhead
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
+from engine.rank_leader import RankLeader
+from engine.rank_messages import RankStep
 from engine.sampler import Sampler, not_finite
-from engine.scheduled_batch import BlockCopy, SampledToken, ScheduledBatch, StepResult, Transfers
+from engine.scheduled_batch import NO_TRANSFERS, SampledToken, ScheduledBatch, StepResult, Transfers
 from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
@@ -29,42 +35,60 @@ from kernels.cpu.native import StepArrays
 
 
 class ModelRunner:
-    """Loads a prepared model and computes steps.
+    """Loads a prepared model and computes steps. With `tensor_parallel` it is the first rank, and starts the others.
 
     Raises ModelNotSupported and NotEnoughMemory while loading; nothing of it depends on the scheduler.
     """
 
     def __init__(self, model: PreparedModel, config: EngineConfig) -> None:
-        self._device = resolve_device(config.device)
-        on_gpu = self._device.type == "cuda"
-        if not on_gpu:
-            torch.set_num_threads(config.threads or min(torch.get_num_threads(), available_cpus()))
-        dtype_name = _choose_dtype(model, config.dtype, self._device)
-        dtype: torch.dtype = getattr(torch, dtype_name)
-        shape = model.manifest.config
+        with ExitStack() as stack:
+            self._load(model, config, stack)
+            self._at_end = stack.pop_all()
 
-        weights = Weights(model.weights_path(dtype_name), shape)
+    def _load(self, model: PreparedModel, config: EngineConfig, stack: ExitStack) -> None:
+        num_ranks = config.tensor_parallel
+        _check_ranks(config)
+        whole = model.manifest.config
+        shape = split_config(whole, num_ranks)
+        kind = resolve_device(config.device)
+        on_gpu = kind.type == "cuda"
+        check_devices(kind, num_ranks)
+        dtype_name = _choose_dtype(model, config.dtype, kind)
+        dtype: torch.dtype = getattr(torch, dtype_name)
+        device = take_device(kind.type, config.threads, num_ranks=num_ranks)
+        self._ranks: RankLeader | None = None
+        if num_ranks > 1:
+            self._ranks = RankLeader(model.path, config, dtype_name, device)
+            stack.callback(self._ranks.close)
+
+        shard = WHOLE if self._ranks is None else self._ranks.shard
+        weights = Weights(model.weights_path(dtype_name), whole, shard)
         # a tied head is packed in its own layout beside the embedding
-        head_bytes = shape.vocab_size * shape.hidden_size * dtype.itemsize if shape.tie_word_embeddings else 0
+        head_bytes = whole.vocab_size * whole.hidden_size * dtype.itemsize if whole.tie_word_embeddings else 0
         weights_bytes = weights.num_bytes + head_bytes
-        available_bytes = _available_bytes(self._device)
-        check_weights_fit(weights_bytes, available_bytes)
+        available = available_bytes(device, num_ranks)
+        check_weights_fit(weights_bytes, available)
+        left_bytes = available - weights_bytes
+        if self._ranks is not None:
+            left_bytes = self._ranks.find_least_memory(left_bytes)
         self.plan: MemoryPlan = plan_memory(
             shape,
             config,
             dtype_bytes=dtype.itemsize,
             weights_bytes=weights_bytes,
-            available_bytes=available_bytes - weights_bytes,
-            available_host_bytes=available_memory_bytes() if on_gpu else available_bytes - weights_bytes,
+            available_bytes=left_bytes,
+            available_host_bytes=available_memory_bytes() // num_ranks if on_gpu else left_bytes,
             on_gpu=on_gpu,
         )
+        if self._ranks is not None:
+            self._ranks.load(self.plan)
         with torch.inference_mode():
-            self._decoder = choose_decoder(shape, weights, config, self._device, dtype, self.plan.max_model_len)
+            self._decoder = choose_decoder(shape, weights, config, device, dtype, self.plan.max_model_len)
         self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
-        self._kv = _allocate_kv(shape.num_layers, self._kv_shape, dtype, self._device)
-        self._moves = choose_moves(self._decoder)
-        self._host = HostCache(self._kv, self.plan.num_host_blocks, self._moves) if self.plan.num_host_blocks else None
-        self.swap_time = self._host.measure() if self._host is not None else SwapTime()
+        moves = choose_moves(self._decoder)
+        self._blocks = KVTensors(shape.num_layers, self._kv_shape, dtype, device, moves, self.plan.num_host_blocks)
+        self._kv = self._blocks.kv
+        self.swap_time = SwapTime() if self._blocks.host is None else self._blocks.host.measure()
         self.node_cost = USUAL_NODE_COST
         if config.shared_attention == "auto" and not on_gpu and config.kernels != "triton":
             folder = find_kernels_dir(config)
@@ -79,21 +103,33 @@ class ModelRunner:
         self.info = EngineInfo(
             model_name=model.manifest.name,
             fingerprint=model.manifest.fingerprint,
-            vocab_size=shape.vocab_size,
+            vocab_size=whole.vocab_size,
             max_model_len=self.plan.max_model_len,
             block_size=config.block_size,
             num_blocks=self.plan.num_blocks,
-            kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
+            kv_bytes_per_token=whole.kv_bytes_per_token(dtype.itemsize),
             num_host_blocks=self.plan.num_host_blocks,
         )
+        if self._ranks is not None:
+            self._ranks.wait_loaded()
+
+    def listen(self, listener: Callable[[EngineDeadError], None]) -> None:
+        """Called once, from another thread, when a rank has ended and no further step can work."""
+        if self._ranks is not None:
+            self._ranks.listen(listener)
+
+    def close(self) -> None:
+        """Ends the other ranks. Without this they end when nobody holds the runner any more, or with this process."""
+        self._at_end.close()
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Moves blocks, computes the new tokens of every sequence and draws the next token where one is due."""
-        self._move_blocks(batch.transfers)
         if not batch.sequences:
+            with self._together(batch.transfers):
+                self._blocks.move(batch.transfers)
             return StepResult([])
-        tensors, hidden = self._forward(batch)
+        tensors, hidden = self._forward(batch, batch.transfers)
         tokens = []
         if tensors.sampled:
             rows = hidden if tensors.sample_rows is None else hidden[tensors.sample_rows]
@@ -115,35 +151,29 @@ class ModelRunner:
         """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
         return self._decoder.logits(self._forward(batch)[1]).clone()
 
-    def _forward(self, batch: ScheduledBatch) -> tuple[BatchTensors, torch.Tensor]:
+    def _forward(self, batch: ScheduledBatch, transfers: Transfers = NO_TRANSFERS) -> tuple[BatchTensors, torch.Tensor]:
         """The rows of the batch, and their residual stream behind the last layer."""
         steady, self._steady = self._steady, None  # a step that fails leaves nothing to go on from
         if steady is not None and steady.try_advance(batch):
             tensors, plan = steady.tensors, steady.plan
+            self._blocks.move(transfers)
+            hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
         else:
             tensors = BatchTensors.build(batch, self._kv_shape.block_size)
-            plan = self._decoder.plan(tensors.attention, self._kv_shape)
-            if self._pages is not None and isinstance(plan, StepArrays):
-                self._pages.use(plan.highest_block_id)
+            with self._together(transfers, tensors):
+                self._blocks.move(transfers)
+                plan = self._decoder.plan(tensors.attention, self._kv_shape)
+                if self._pages is not None and isinstance(plan, StepArrays):
+                    self._pages.use(plan.highest_block_id)
+                hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
             is_steady = isinstance(plan, StepArrays) and SteadyDecode.fits(batch, tensors)
             steady = SteadyDecode(batch, tensors, plan, self._kv_shape.block_size) if is_steady else None
-        hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
         self._steady = steady
         return tensors, hidden
 
-    def _move_blocks(self, transfers: Transfers) -> None:
-        if transfers.swap_outs or transfers.swap_ins:
-            assert self._host is not None, f"{transfers} without a host tier"
-            if transfers.swap_outs:
-                self._host.swap_out(transfers.swap_outs)
-            if transfers.swap_ins:
-                self._host.swap_in(transfers.swap_ins)
-        if transfers.copies:
-            self._copy_blocks(transfers.copies)
-
-    def _copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
-        self._moves.copy_blocks(self._kv, sources, targets)
+    def _together(self, transfers: Transfers, tensors: BatchTensors | None = None) -> AbstractContextManager[None]:
+        """The other ranks, if there are any, do what is done within."""
+        return nullcontext() if self._ranks is None else self._ranks.step(RankStep.of(transfers, tensors))
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: PromptRows) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []
@@ -164,23 +194,9 @@ def _choose_dtype(model: PreparedModel, dtype: str, device: torch.device) -> str
     return wanted
 
 
-def resolve_device(device: str) -> torch.device:
-    """auto: cuda where there is one. Raises ModelNotSupported if cuda was asked for and is not there."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelNotSupported("device cuda was asked for, but torch finds no CUDA device")
-    return torch.device(device)
-
-
-def _available_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    return available_memory_bytes()
-
-
-def _allocate_kv(num_layers: int, shape: KVShape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]."""
-    sizes = (num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
-    return allocate_blocks(sizes, dtype, device)
+def _check_ranks(config: EngineConfig) -> None:
+    """Raises EngineError for numbers of ranks that can never work."""
+    if config.tensor_parallel < 1:
+        raise EngineError(f"tensor_parallel must be at least 1, got {config.tensor_parallel}")
+    if config.tensor_parallel > 1 and config.deterministic:
+        raise EngineError("deterministic mode needs the C++ decoder, which is not split: tensor parallel excludes it")

@@ -22,6 +22,7 @@ from typing import Protocol
 import msgspec
 import zmq
 
+from engine.errors import EngineDeadError
 from engine.gateway import Gateway
 from engine.protocol import (
     PROTOCOL_VERSION,
@@ -63,6 +64,7 @@ REST_MS = 1000
 """Idle for so long, the pool is checked: that walks over every block, and no request should wait for it."""
 
 
+Listen = Callable[[Callable[[EngineDeadError], None]], None]
 LEASE_EXPIRED = ErrorInfo("the gateway was silent for longer than its lease", "lease_expired")
 
 
@@ -106,6 +108,7 @@ class EngineProcess:
         self._owners: dict[str, Gateway] = {}
         self._trunks: TrunkHolders[Gateway] = TrunkHolders(core)
         self._is_stopping = False
+        self._failure: EngineDeadError | None = None
         self._was_busy = False
         # written by a signal handler through signal.set_wakeup_fd: a poll that blocks returns
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -147,6 +150,8 @@ class EngineProcess:
                     for gateway in self._trunks.take_news(state):
                         self._send(gateway, state)
                 self._flush()
+            if self._failure is not None:
+                raise self._failure
             self._say_last_words("the engine was told to stop", is_crash=False)
         except Exception as e:
             self._say_last_words(f"{type(e).__name__}: {e}", is_crash=True)
@@ -154,8 +159,9 @@ class EngineProcess:
         finally:
             self._close()
 
-    def stop(self) -> None:
-        """Ends `run` after the step that is under way. For signal handlers and other threads."""
+    def stop(self, failure: EngineDeadError | None = None) -> None:
+        """Ends `run` after the step that is under way; it raises the failure. For signal handlers and other threads."""
+        self._failure = failure
         self._is_stopping = True
         with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
             self._wake_writer.send(b"\0")
@@ -330,10 +336,11 @@ def _failed(request_id: str, error: ErrorInfo) -> RequestOutput:
     return RequestOutput(request_id=request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
-def serve(core: Core, info: EngineInfo, address: str, *, lease_s: float) -> None:
-    """Serves in the main thread until SIGTERM or SIGINT."""
+def serve(core: Core, info: EngineInfo, address: str, *, lease_s: float, listen: Listen = lambda _: None) -> None:
+    """Serves in the main thread until SIGTERM or SIGINT; `listen` is given what ends it with a failure."""
     process = EngineProcess(core, info, address, lease_s=lease_s)
     process.handle_signals()
+    listen(process.stop)
     gc.collect()
     gc.freeze()  # what was built at the start stays: no collection needs to walk over it
     process.run()

@@ -9,6 +9,7 @@ import torch
 from engine.errors import EngineError
 from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
+from engine.models.sharded_kernels import ShardedKernels
 from engine.models.weights import Weights
 from engine.prepared import default_state_dir
 from kernels import blocks
@@ -44,6 +45,7 @@ def choose_decoder(
 ) -> DecodeStep:
     """What `config.kernels` and `config.max_isa` ask for; each thing that is missing costs a warning and some speed.
 
+    shape: of the part of the model that `weights` are.
     Raises EngineError if the device or this machine has no such kernels, and if none that can be had are deterministic.
     """
     decoder = _choose(shape, weights, config, device, dtype, num_positions)
@@ -75,7 +77,7 @@ def _choose(
         return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
     if device.type == "cpu":
         warn_of_one_thread(torch.get_num_threads())
-    if device.type == "cpu" and _fits(shape):
+    if device.type == "cpu" and not _is_split(weights) and _fits(shape):
         library = find_native_library(dtype, find_kernels_dir(config), config.max_isa)
         if library is not None:
             return PackedDecoder(
@@ -98,6 +100,9 @@ def _of_operations(
     device: torch.device,
     num_positions: int,
 ) -> Decoder:
+    shard = weights.shard
+    if shard.all_reduce is not None:
+        kernels = ShardedKernels(kernels, is_first=shard.is_first, all_reduce=shard.all_reduce)
     return Decoder(shape, weights, CheckedKernels(kernels) if config.check_kv else kernels, device, num_positions)
 
 
@@ -121,6 +126,14 @@ def choose_draw(decoder: DecodeStep) -> TokenDraw | None:
 
 def _is_triton(decoder: DecodeStep) -> bool:
     return isinstance(decoder, Decoder) and decoder.kernels_name == "triton"
+
+
+def _is_split(weights: Weights) -> bool:
+    """Warns if so: the C++ decoder is one call a step, and in each layer the ranks' sums come between."""
+    shard = weights.shard
+    if shard.size > 1 and shard.is_first:
+        _log.warning("tensor parallel: the C++ decoder takes whole models only, torch's operators serve, slower")
+    return shard.size > 1
 
 
 def find_kernels_dir(config: "EngineConfig") -> Path:

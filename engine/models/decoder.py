@@ -38,6 +38,7 @@ class Decoder:
     def __init__(
         self, config: "ModelConfig", weights: Weights, kernels: Kernels, device: torch.device, num_positions: int
     ) -> None:
+        """config: of this rank's part of the model, as `weights` are."""
         self.config = config
         self._kernels = kernels
         self._device = device
@@ -49,7 +50,8 @@ class Decoder:
         self._layers = [_layer(i, weights, kernels, own, config) for i in range(config.num_layers)]
         self._norm = own("model.norm.weight")
         head = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        self._head = kernels.pack_linear(weights.tensor(head))
+        # no other rank draws tokens
+        self._head = kernels.pack_linear(weights.tensor(head)) if weights.shard.is_first else None
         cosines, sines = rope_table(config.rope, config.head_dim, num_positions)
         self._cosines, self._sines = cosines.to(device), sines.to(device)
 
@@ -137,7 +139,8 @@ class Decoder:
         return kernels.linear_and_norm(activated, layer.down, x, next_norm, eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size]."""
+        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size]. Of the first rank only."""
+        assert self._head is not None, "this rank has no head"
         normed = self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
         return self._kernels.linear(normed, self._head).float()
 

@@ -7,6 +7,7 @@ import torch
 
 from engine.errors import ModelNotSupported
 from engine.models.safetensors_file import SafetensorsFile
+from engine.models.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     # for the types alone: the models run where msgspec is not installed
@@ -62,26 +63,28 @@ def check_names(config: "ModelConfig", found: set[str], source: object) -> None:
 
 
 class Weights:
-    """A prepared weights file. Tensors are views of the file until something copies them."""
+    """One rank's part of a prepared weights file. Tensors are views of the file until something copies them."""
 
-    def __init__(self, path: Path, config: "ModelConfig") -> None:
+    def __init__(self, path: Path, config: "ModelConfig", shard: Shard = WHOLE) -> None:
+        """config: of the whole model."""
         if not path.is_file():
             raise ModelNotSupported(f"there is no {path}: prepare the model with this dtype")
+        self.shard = shard
         self._file = SafetensorsFile(path)
         self._shapes = expected_shapes(config)
         check_names(config, set(self._file.header), path)
 
     @property
     def num_bytes(self) -> int:
-        entries = self._file.header.values()
-        return sum(int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]) for entry in entries)
+        offsets = {name: entry["data_offsets"] for name, entry in self._file.header.items()}
+        return sum(self.shard.num_bytes(name, int(end) - int(start)) for name, (start, end) in offsets.items())
 
     def tensor(self, name: str) -> torch.Tensor:
         tensor = self._file.tensor(name)
         if tuple(tensor.shape) != self._shapes[name]:
             raise ModelNotSupported(f"tensor {name} has shape {tuple(tensor.shape)}, expected {self._shapes[name]}")
-        return tensor
+        return self.shard.part(name, tensor)
 
     def find(self, name: str) -> torch.Tensor | None:
-        """None if this model has no such tensor (a bias, mostly)."""
-        return self.tensor(name) if name in self._shapes else None
+        """None if this model, or this rank, has no such tensor (a bias, mostly)."""
+        return self.tensor(name) if name in self._shapes and self.shard.has(name) else None

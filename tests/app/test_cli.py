@@ -48,7 +48,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
-    host = "--host-cache-bytes 512MiB --kernels reference --shared-attention always --deterministic"
+    host = "--host-cache-bytes 512MiB --tensor-parallel 2 --kernels reference --shared-attention always --deterministic"
     processes = (
         "--gateways 2 --engines 3 --engine-address tcp://a:1 --engine-address tcp://b:2 --engine-listen tcp://c:3"
         " --drain-timeout 7.5"
@@ -77,6 +77,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             num_blocks=7,
             max_num_seqs=5,
             max_num_batched_tokens=64,
+            tensor_parallel=2,
             threads=3,
             host_cache_bytes=512 * 2**20,
             kernels="reference",

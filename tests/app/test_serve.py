@@ -128,6 +128,17 @@ def test_gateways_know_all_engines_here_and_elsewhere(tmp_path: Path, monkeypatc
         assert gateway_of(found[name]).engine_addresses == (*(engine.address for engine in engines), "tcp://far:1")
 
 
+def test_ranks_of_engines_divide_the_cores_and_meet_in_the_private_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "available_cpus", lambda: 16)
+    settings = {"num_gateways": 0, "num_engines": 2, "engine_listen": "tcp://0.0.0.0:7001"}
+    engine = EngineConfig(model_dir="", tensor_parallel=4)
+    changed = options(tmp_path, **settings, engine=engine)
+    engines = [engine_of(spec) for spec in children(changed, None, tmp_path / "run", None)]
+    assert [(e.threads, e.tensor_parallel, e.runtime_dir) for e in engines] == [(2, 4, str(tmp_path / "run"))] * 2
+
+
 def test_engines_alone_for_gateways_elsewhere(tmp_path: Path) -> None:
     found = specs(tmp_path, None, num_gateways=0, num_engines=2, engine_listen="tcp://0.0.0.0:7001")
     assert [engine_of(spec).address for spec in found.values()] == ["tcp://0.0.0.0:7001", "tcp://0.0.0.0:7002"]

@@ -196,7 +196,7 @@ def test_what_cannot_be_started_is_said_in_one_sentence(model: PreparedModel, mo
     if not torch.cuda.is_available():
         with pytest.raises(ModelNotSupported, match="device cuda was asked for"):
             start(model, device="cuda")
-    monkeypatch.setattr("engine.model_runner.available_memory_bytes", lambda: 1000)
+    monkeypatch.setattr("engine.device.available_memory_bytes", lambda: 1000)
     with pytest.raises(NotEnoughMemory, match="loading the model's weights needs"):
         start(model)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import model_runner
+from engine import device
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.model_runner import ModelRunner
@@ -164,7 +164,7 @@ def test_less_than_the_best_instructions(
 def test_one_core(
     model: PreparedModel, expected: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(model_runner, "available_cpus", lambda: 1)
+    monkeypatch.setattr(device, "available_cpus", lambda: 1)
     assert greedy_answer(start(model, threads=None)) == expected
     assert messages(caplog) == ["one thread computes: steps take up to twice as long as with two"]
     caplog.clear()
