@@ -1,4 +1,5 @@
-"""Draws without a sort give the tokens that the processor's own draw gives, from the same noise."""
+"""Draws without a sort give the tokens that the processor's own draw gives, from the same noise; that those follow the
+distribution is tested there."""
 
 import math
 import random
@@ -102,7 +103,7 @@ def test_rows_without_a_largest_logit_are_faults_and_masked_ids_are_not_drawn() 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_everything_at_once_over_a_large_vocabulary(seed: int) -> None:
     choose = random.Random(seed)
     sequences = [
@@ -116,26 +117,3 @@ def test_everything_at_once_over_a_large_vocabulary(seed: int) -> None:
         for i in range(30)
     ]
     assert_drawn_alike(logits_like_a_model(30, 20_000 + seed), sequences)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("filters", [{}, {"top_k": 6}, {"top_p": 0.8}])
-def test_draws_follow_the_distribution(filters: dict[str, Any]) -> None:
-    """Chi-square of 2,000 draws over ten tokens, against the probabilities that the filters leave."""
-    logits = torch.tensor([2.0, 1.5, 1.0, 0.5, 0.0, 0.0, -0.5, -1.0, -1.5, -2.0])
-    shares = logits.double().softmax(0)
-    if "top_k" in filters:
-        shares[filters["top_k"] :] = 0.0
-    if "top_p" in filters:
-        shares[int((shares.cumsum(0) < filters["top_p"]).sum()) + 1 :] = 0.0
-    shares /= shares.sum()
-    sequences = [sequence(i, temperature=1.0, **filters) for i in range(2000)]
-    drawn = [token.token_id for token in Sampler(draw).sample(logits.repeat(2000, 1), sequences)]
-    counts = torch.bincount(torch.tensor(drawn), minlength=10).double()
-    kept = shares > 0
-    assert not counts[~kept].any()
-    expected = 2000 * shares[kept]
-    chi_square = ((counts[kept] - expected) ** 2 / expected).sum()
-    # p > 0.001 for up to nine degrees of freedom
-    assert chi_square < 27.9
