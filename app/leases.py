@@ -37,6 +37,7 @@ class Leases:
         if self._renewing is None:
             self._stop_listening = self._announcements.watch(self._sessions.channel, self._news.set)
             self._renewing = asyncio.create_task(self._renew(), name="lease renewal")
+            self._renewing.add_done_callback(_report_failure)
 
     def look(self) -> None:
         """Renews them now, and hears what was said of them before they were this gateway's."""
@@ -70,3 +71,8 @@ class Leases:
                     runs[response_id].stop()
                 for response_id in runs:
                     self._readers.read_elsewhere(str(response_id), is_read=response_id in renewed.read)
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("leases are not renewed any more", exc_info=error)

@@ -19,6 +19,7 @@ class Stage:
         self.turns = []
         self.recovered = []
         self.woken = []
+        self.said_read = []
         self.is_away = False
         self.follows = Follows(self, self, self)
 
@@ -27,6 +28,9 @@ class Stage:
         if self.is_away:
             raise SessionsUnavailable("away")
         return [name for name in ids if name in self.without_lease]
+
+    async def say_read(self, ids):
+        self.said_read = list(ids)
 
     async def find(self, tenant, response_id):
         return SimpleNamespace(tenant=tenant, id=response_id)
@@ -55,6 +59,7 @@ async def test_an_answer_that_is_not_watched_yet_is_not_forgotten_at_once():
     await stage.turn()
     await stage.turn()
     assert stage.recovered[0] == ("a", response_id)
+    assert stage.said_read == [response_id]
     assert str(response_id) in stage.woken
     await stage.follows.close()
 
