@@ -49,6 +49,19 @@ def test_a_dry_run_measures_everything(tmp_path: Path) -> None:
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+def test_torch_triton_and_numpy_are_all_that_is_imported() -> None:
+    need_triton()
+    program = """
+import sys, numpy, torch, triton
+before = set(sys.modules)
+import benchmarks.gpu_check, benchmarks.gpu_sections
+ours = {"benchmarks", "engine", "kernels", "numpy", "torch", "triton", *sys.stdlib_module_names}
+sys.exit(", ".join({name.partition(".")[0] for name in set(sys.modules) - before} - ours) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_all_sections_fit_the_time() -> None:
     assert sum(SECTIONS.values()) <= WHOLE_S < 360
 
