@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.event_log import CursorLost, EventsNotHeld, MemoryEventLog
-from app.event_writer import EventWriter, LogCursor, Mailbox, Waiter
+from app.event_writer import MERGED_TOGETHER, EventWriter, LogCursor, Mailbox, Waiter
 from app.events import Completed, Created, LoggedEvent, ResponseObject, TextDelta, number_and_encode
 from tests.app.clock import Clock
 
@@ -246,6 +246,16 @@ async def test_a_failed_append_is_told_to_whoever_writes():
         await writer.flush()
     with pytest.raises(ConnectionResetError):
         sink.put(TextDelta(item_id="m", delta="y"))
+
+
+async def test_what_waits_for_a_slow_reader_is_few_objects_however_many_tokens_it_has():
+    mailbox = Mailbox()
+    texts = [f"{i} " for i in range(10 * MERGED_TOGETHER + 3)]
+    for text in texts:
+        mailbox.put(TextDelta(item_id="m", delta=text))
+        assert sum(len(group.events) for group in mailbox._pending._groups) < MERGED_TOGETHER
+    (event,), _ = await mailbox.read(8)
+    assert json.loads(event.data)["delta"] == "".join(texts)
 
 
 async def test_a_mailbox_merges_what_its_reader_did_not_fetch_and_numbers_on_reading():
