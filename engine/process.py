@@ -161,7 +161,7 @@ class EngineProcess:
 
     def stop(self, failure: EngineDeadError | None = None) -> None:
         """Ends `run` after the step that is under way; it raises the failure. For signal handlers and other threads."""
-        self._failure = failure
+        self._failure = failure or self._failure
         self._is_stopping = True
         with contextlib.suppress(OSError):  # full: it will wake anyway; closed: it has ended
             self._wake_writer.send(b"\0")

@@ -18,7 +18,7 @@ TORCH_FREE_ENGINE = [
     *("block_hash", "block_pool", "prefix_cache", "kv_cache_manager", "scheduler", "shadow_kv", "core", "process"),
     *("fair_share", "places", "preemption", "admission", "drawn_token"),
     *("followers", "waiting_queue", "trunk_hashes", "beam_search"),
-    *("client", "token_stream", "inproc_client", "models.fingerprint"),
+    *("client", "token_stream", "inproc_client", "models.fingerprint", "rank_messages", "rank_watch"),
     *("text.tokenizer", "text.chat_template", "text.detokenizer", "text.stop_strings"),
 ]
 APP_MODULES = sorted(

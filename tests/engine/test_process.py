@@ -14,6 +14,7 @@ import psutil
 import pytest
 import zmq
 
+from engine.errors import EngineDeadError
 from engine.gateway import MAX_UNACKNOWLEDGED
 from engine.process import EngineProcess
 from engine.protocol import (
@@ -299,6 +300,19 @@ def test_a_fault_of_the_core_is_told_and_ends_the_loop(serve: Serve, monkeypatch
     words = peer.receive()
     assert words == LastWords("RuntimeError: blocks are lost", is_crash=True)
     with pytest.raises(RuntimeError, match="blocks are lost"):
+        engine.ended.result(GUARD_MS / 1000)
+
+
+def test_a_lost_rank_ends_a_loop_that_blocks_with_its_name(serve: Serve) -> None:
+    engine = serve()
+    peer = engine.peer()
+    peer.send(Hello())
+    peer.receive()
+    engine.process.stop(EngineDeadError("rank 1 of 2 was killed by SIGKILL", is_crash=True))
+    engine.process.stop()  # a signal that comes then does not make it an end in order
+    words = peer.receive()
+    assert words == LastWords("EngineDeadError: rank 1 of 2 was killed by SIGKILL", is_crash=True)
+    with pytest.raises(EngineDeadError, match=r"^rank 1 of 2 was killed by SIGKILL$"):
         engine.ended.result(GUARD_MS / 1000)
 
 
