@@ -36,8 +36,10 @@ def test_a_dry_run_measures_everything(tmp_path: Path) -> None:
         assert row["decode"]["steps"] == 2
     prompts = document["prompts"]
     assert [prompts[name]["chunks"] for name in ("cold", "cold in chunks of 16", "hot")] == [[24], [16, 8], [8]]
+    assert len({prompts[name]["token"] for name in ("cold", "cold in chunks of 16", "hot")}) == 1
     assert document["draws"]["tokens"] == {"holds": True, "rows": 8, "equal": 8, "equal_but_for_rounding": 8}
-    assert set(document["bars"]) == {
+    # whether the one node should pay is a matter of how fast a copy was just then
+    assert set(document["bars"]) - {"worst_node_that_should_pay"} == {
         "attention_of_copy",
         "shared_over_grouped",
         "step_of_roofline",
