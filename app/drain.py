@@ -62,9 +62,11 @@ class Drain:
                 call()
 
     @contextmanager
-    def watched(self, call: Callable[[], None]) -> Iterator[None]:
-        """Has it called when the gateway is told to end, or at once if it has been."""
+    def watched(self, call: Callable[[], None], at_cut: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Has it called when the gateway is told to end, or at once if it has been; and `at_cut` when the time is
+        over."""
         key = object()
+        forget_cut = self.at_cut(at_cut)
         self._on_begin[key] = call
         if self.is_draining:
             call()
@@ -72,12 +74,22 @@ class Drain:
             yield
         finally:
             del self._on_begin[key]
+            forget_cut()
 
     def at_cut(self, call: Callable[[], None]) -> Callable[[], None]:
         """Has it called when the time is over, until the returned function is called."""
         key = object()
         self._on_cut[key] = call
         return lambda: self._on_cut.pop(key, None) and None
+
+    @contextmanager
+    def until_cut(self, interrupt: Callable[[Exception], None]) -> Iterator[None]:
+        """Has ShuttingDown passed to it when the time is over."""
+        forget = self.at_cut(lambda: interrupt(ShuttingDown("The server ends before the answer does: resume it.")))
+        try:
+            yield
+        finally:
+            forget()
 
     def add_end(self, end: Callable[[float], Awaitable[None]]) -> None:
         """`end(timeout_s)` ends a part of the gateway: at once what has nothing to do, all else within the time."""

@@ -258,7 +258,13 @@ class Waiter:
         self._limit = limit
         self._news = asyncio.Event()
         self._ended = False
+        self._error: Exception | None = None
         self._stop = source.watch(self._news.set)
+
+    def interrupt(self, error: Exception) -> None:
+        """Whoever waits gets this in place of what would come."""
+        self._error = error
+        self._news.set()
 
     def __aiter__(self) -> "Waiter":
         return self
@@ -269,6 +275,8 @@ class Waiter:
             events, self._ended = await self._source.read(self._limit)
             if events:
                 return events
+            if self._error is not None:
+                raise self._error
             if not self._ended:
                 await self._news.wait()
         raise StopAsyncIteration

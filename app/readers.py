@@ -51,6 +51,9 @@ class Readers:
         """Answers that are paused, by response id."""
         return list(self._paused)
 
+    def is_paused(self, response_id: str) -> bool:
+        return response_id in self._paused
+
     async def close(self) -> None:
         if self._looking is not None:
             await cancel_and_wait(self._looking)

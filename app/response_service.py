@@ -63,7 +63,7 @@ class ResponseService:
         return self.runs.num_running
 
     async def finish(self, grace_s: float) -> None:
-        """Takes nothing new; running responses have `grace_s` to end, then they end as failed."""
+        """Takes nothing new; running responses have `grace_s` to end, then `Runs.finish` says what becomes of them."""
         await self.runs.finish(grace_s)
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -174,6 +174,8 @@ class ResponseService:
             response = await run.wait()
         if run.error is not None:
             raise run.error
+        if run.is_abandoned and self.runs.is_closing:
+            raise ShuttingDown(f"The server is shutting down; the response '{response.id}' goes on elsewhere.")
         return response if not run.is_abandoned else await self._wait_elsewhere(tenant, response.id)
 
     async def _wait_elsewhere(self, tenant: Tenant, response_id: str) -> ResponseObject:

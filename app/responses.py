@@ -62,7 +62,7 @@ class Responses:
         if not started.run.is_stored:
             return await self._create_unstored(tenant, started, configured.limits, is_stream, request.receive)
         if is_stream:
-            return _stream(started.source, configured.limits)
+            return self._stream(started.source, configured.limits)
         if body.get("background"):
             return _json(started.run.response)
         return _json(await until_disconnect(request.receive, self._service.wait(tenant, started.run)))
@@ -71,7 +71,7 @@ class Responses:
         self, tenant: Tenant, attached: Attached, limits: Limits, body: Mapping[str, Any], receive: Receive
     ) -> Response:
         if body.get("stream"):
-            answer = _stream(attached.source, limits)
+            answer = self._stream(attached.source, limits)
         elif body.get("background"):
             answer = _json(attached.response)
         else:
@@ -91,7 +91,7 @@ class Responses:
     ) -> Response:
         """Nobody can come back to it: it ends when its client goes, whatever it was doing."""
         if is_stream:
-            return _stream(started.source, limits, started)
+            return self._stream(started.source, limits, started)
         try:
             return _json(await until_disconnect(receive, self._service.wait(tenant, started.run)))
         finally:
@@ -104,7 +104,7 @@ class Responses:
             return _json(await self._service.get(tenant, response_id))
         after = read_integer(request, "starting_after", default=-1, lowest=-1, highest=2**64)
         followed = await self._service.follow(tenant, response_id, after)
-        return _stream(followed.source, limits)
+        return self._stream(followed.source, limits)
 
     async def delete(self, request: Request) -> Response:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]
@@ -123,6 +123,27 @@ class Responses:
         tenant, response_id = self._tenant(request), request.path_params["response_id"]
         items = await self._service.input_items(tenant, response_id)
         return _json(read_page(request, items))
+
+    def _stream(self, source: EventSource, limits: Limits, unstored: Started | None = None) -> Response:
+        """The events of a source as SSE."""
+
+        async def produce(writer: SseWriter) -> None:
+            try:
+                with Waiter(source) as waiter, self._services.drain.until_cut(waiter.interrupt):
+                    async for events in waiter:
+                        await writer.write(b"".join(frame(e.data, e.type) for e in events))
+            except EventsNotHeld as e:
+                raise events_not_held(e.response_id) from e
+            except CursorLost as e:
+                raise BadRequest("The reader is too slow, its next events are not held any more.") from e
+
+        return _EventStream(
+            produce,
+            unstored,
+            ping_interval_s=limits.ping_interval_s,
+            send_timeout_s=limits.send_timeout_s,
+            on_error=_error_event,
+        )
 
     def _tenant(self, request: Request) -> Tenant:
         return self._services.current.tenants.authenticate(request.headers.get("authorization"))
@@ -143,28 +164,6 @@ class _EventStream(SseResponse):
         finally:
             if self._unstored is not None:
                 self._unstored.run.stop()
-
-
-def _stream(source: EventSource, limits: Limits, unstored: Started | None = None) -> Response:
-    """The events of a source as SSE."""
-
-    async def produce(writer: SseWriter) -> None:
-        try:
-            with Waiter(source) as waiter:
-                async for events in waiter:
-                    await writer.write(b"".join(frame(e.data, e.type) for e in events))
-        except EventsNotHeld as e:
-            raise events_not_held(e.response_id) from e
-        except CursorLost as e:
-            raise BadRequest("The reader is too slow, its next events are not held any more.") from e
-
-    return _EventStream(
-        produce,
-        unstored,
-        ping_interval_s=limits.ping_interval_s,
-        send_timeout_s=limits.send_timeout_s,
-        on_error=_error_event,
-    )
 
 
 def _error_event(error: ApiError) -> bytes:

@@ -61,6 +61,8 @@ class Runs:
         self._ended: set[str] = set()
         """That the index still has."""
         self._clearing: asyncio.Task[None] | None = None
+        self._left: set[str] = set()
+        """When this gateway ended; there the index has them for the others."""
         self._now = now
         self._to_logprob = logprob_writer(services.tokenizer)
         self._writer = EventWriter(log)
@@ -94,15 +96,34 @@ class Runs:
         return run if run is not None and run.tenant == tenant_id and not run.is_abandoned else None
 
     async def finish(self, grace_s: float) -> None:
-        """Takes nothing new; running responses have `grace_s` to end, then they end as failed."""
+        """Takes nothing new; running responses have `grace_s` to end. Then they are left to other gateways, or to this
+        one's next life; so are paused ones at once. What nobody could go on with ends as failed."""
         self._is_closing = True
         if self._starting:
             await asyncio.wait(self._starting)
-        if ends := [asyncio.ensure_future(run.wait()) for run in self._runs.values()]:
+        runs = list(self._runs.values())
+        ends = [asyncio.ensure_future(run.wait()) for run in runs]
+        for run in runs:
+            if self._readers.is_paused(str(run.node.id)):
+                self._leave(run)
+        if ends:
             await asyncio.wait(ends, timeout=grace_s)
             for run in list(self._runs.values()):
-                run.stop("shutdown")
+                self._leave(run)
             await asyncio.wait(ends)
+        await self._writer.flush()  # what is logged after the lease is given up would be refused
+        if left := [run.node.id for run in runs if run.is_abandoned and str(run.node.id) in self._left]:
+            try:
+                await self._sessions.give_up_leases(left)
+            except SessionsUnavailable as e:
+                logger.warning("%d responses are left to who finds them without a lease: %s", len(left), e.reason)
+
+    def _leave(self, run: ResponseRun) -> None:
+        if run.is_stored and self._log.is_shared(str(run.node.id)):
+            self._left.add(str(run.node.id))
+            run.abandon()
+        else:
+            run.stop("shutdown")
 
     def look_at_leases(self) -> None:
         """Learns now what is not this gateway's any more, and what was cancelled elsewhere."""
@@ -253,8 +274,9 @@ class Runs:
         if run.is_stored:
             self._leases.release(run)
             self._readers.release(run)
-            self._ended.add(response_id)
-            if self._clearing is None:
+            if not (run.is_abandoned and response_id in self._left):
+                self._ended.add(response_id)
+            if self._ended and self._clearing is None:
                 self._clearing = asyncio.create_task(self._clear_index(), name="index of what runs")
         if run.is_abandoned:
             self._writer.forget(response_id)

@@ -103,6 +103,13 @@ redis.call('HSET', KEYS[1], 'stop', '1')
 if holder then redis.call('PUBLISH', 'g:' .. holder, '') end
 """
 )
+_GIVE_UP = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then
+    redis.call('DEL', KEYS[1])
+    redis.call('HDEL', KEYS[3], 'taken_at')
+end
+redis.call('PUBLISH', KEYS[2], '')
+"""
 _DELETE = """
 if redis.call('HGET', KEYS[1], 'tenant') ~= ARGV[1] then return 0 end
 redis.call('DEL', unpack(KEYS))
@@ -175,6 +182,7 @@ class Sessions:
         self._renew = redis.register_script(_RENEW)
         self._say_read = redis.register_script(_SAY_READ)
         self._ask_to_stop = redis.register_script(_ASK_TO_STOP)
+        self._give_up = redis.register_script(_GIVE_UP)
         self._delete = redis.register_script(_DELETE)
 
     @classmethod
@@ -315,14 +323,22 @@ class Sessions:
             read={name for name, code in said if code in (3, 4)},
         )
 
+    async def give_up_leases(self, ids: Sequence[ResponseId]) -> None:
+        """Of responses that ran here and have not ended: they belong to who takes them first. That nothing was added to
+        them here counts against nobody."""
+        await self._run_for_each(ids, self._give_up, (lease_key, log_key, node_key), self._owner)
+
     async def say_read(self, ids: Sequence[ResponseId]) -> None:
         """Tells the gateways that run them, now or later, that they have readers here. It holds for a lease's time."""
+        await self._run_for_each(ids, self._say_read, (readers_key, lease_key), self._lease_ms)
 
+    async def _run_for_each(
+        self, ids: Sequence[ResponseId], script: Any, keys: Sequence[Callable[[ResponseId], str]], said: str | int
+    ) -> None:
         async def run() -> None:
             async with self._redis.pipeline(transaction=False) as pipe:
                 for response_id in ids:
-                    keys = [readers_key(response_id), lease_key(response_id)]
-                    await self._say_read(keys, [self._lease_ms], client=pipe)
+                    await script([key(response_id) for key in keys], [said], client=pipe)
                 await pipe.execute()
 
         await self._commands.run(run())

@@ -85,7 +85,7 @@ class Websockets:
         except WebSocketDisconnect:
             return
         else:
-            with self._services.drain.watched(connection.drain):
+            with self._services.drain.watched(connection.drain, connection.cut):
                 await connection.run()
         finally:
             place.release()
@@ -103,8 +103,7 @@ class _Connection:
     ) -> None:
         """`configured`: the configuration that knows the caller."""
         self._websocket = websocket
-        self._live = services.live
-        self._later = services.later
+        self._services = services
         self._configured = configured
         self._service = service
         self._sender = sender
@@ -132,7 +131,7 @@ class _Connection:
         reader = asyncio.create_task(self._read(), name="websocket reader")
         writer = asyncio.create_task(self._write(), name="websocket writer")
         try:
-            with self._lifetime.running(self._later, self._farewell, self._life_over):
+            with self._lifetime.running(self._services.later, self._farewell, self.cut):
                 await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait(reader, writer, *self._commands)
@@ -155,8 +154,9 @@ class _Connection:
         self._send_event(reconnect_event("lifetime"))
         self._close_at_rest = self._close_at_rest or Close(CLOSE_GOING_AWAY, "the connection is old")
 
-    def _life_over(self) -> None:
-        self._close_with(Close(CLOSE_RESTART, "the connection was too old to wait for its answers"))
+    def cut(self) -> None:
+        """There is no more time for what runs."""
+        self._close_with(Close(CLOSE_RESTART, "the answers have not ended in time"))
 
     # ---- reading
 
@@ -182,7 +182,7 @@ class _Connection:
         Raises ApiError for a key that is not the tenant's any more: then the connection takes nothing new, and ends
         when its answers have.
         """
-        current = self._live.current
+        current = self._services.live.current
         if current is self._configured:
             return current
         try:

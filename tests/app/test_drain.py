@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from websockets.exceptions import InvalidStatus
 
 from app.drain import Drain
+from tests.app.clock import Clock
 from tests.app.serving import CHAT, chat_body, sse_data
 from tests.app.session_store import SessionServer
 from tests.app.stateful_gateway import (
@@ -18,6 +19,7 @@ from tests.app.stateful_gateway import (
     Gateway,
     body,
     create,
+    deltas,
     output_text,
     receive,
     receive_until,
@@ -130,29 +132,58 @@ async def test_requests_that_wait_for_their_lane_are_refused(store: SessionServe
         assert len(gateway.engine.requests) == 1
 
 
-async def test_whoever_takes_too_long_is_told_why(store: SessionServer) -> None:
+async def test_whoever_takes_too_long_is_told_why_and_what_is_stored_is_left_to_others(store: SessionServer) -> None:
     async with gateway_with(store) as gateway, gateway.http() as http, gateway.http() as second, gateway.socket() as ws:
         await send_create(ws)
         stored = await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
-        async with http.stream("POST", CHAT, json=chat_body(stream=True)) as chat:
-            whole = asyncio.create_task(second.post(CHAT, json=chat_body()))
-            await gateway.engine.wait_paused(3)
+        await send_create(ws, stream_id="unstored", store=False)
+        await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
+        async with (
+            http.stream("POST", CHAT, json=chat_body(stream=True)) as chat,
+            second.stream("POST", "/v1/responses", json=body(stream=True)) as answer,
+            gateway.http() as third,
+        ):
+            whole = asyncio.create_task(third.post(CHAT, json=chat_body()))
+            waits = asyncio.create_task(third.post("/v1/responses", json=body()))
+            await gateway.engine.wait_paused(6)
             with draining(gateway, timeout_s=0.0) as ended:
                 await ended
-            text = "".join([part async for part in chat.aiter_text()])
-        events = list(sse_data(text.encode()))
-        assert events[-1] == "[DONE]"
-        assert json.loads(events[-2])["error"]["code"] == "shutting_down"
-        answer = await whole
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+            chats = list(sse_data("".join([part async for part in chat.aiter_text()]).encode()))
+            answers = list(sse_data("".join([part async for part in answer.aiter_text()]).encode()))
+            for refused in (await whole, await waits):
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert chats[-1] == "[DONE]"
+        assert json.loads(chats[-2])["error"]["code"] == "shutting_down"
+        told = json.loads(answers[-1])
+        assert (told["type"], told["code"]) == ("error", "shutting_down")
         events, code = await receive_until_closed(ws)
-        assert events[-1]["type"] in TERMINAL
-        assert "shut down" in events[-1]["response"]["error"]["message"]
-        assert code == 1001
-        found = await http.get(f"/v1/responses/{stored[0]['response']['id']}")
-        assert found.json()["status"] == "failed"
-        assert output_text(found.json()) == "Hel"
+        assert code == 1012
+        (end,) = [event for event in events if event["type"] in TERMINAL]
+        assert (end["stream_id"], end["response"]["status"]) == ("unstored", "failed")
+        assert "shut down" in end["response"]["error"]["message"]
+        redis = gateway.sessions._redis
+        assert await redis.keys("*:o:*") == []
+        statuses = [await redis.hget(key, "status") for key in await redis.keys("*:r:*")]
+        assert statuses == [b"in_progress"] * 3
+        assert deltas(stored) == "Hel"
     assert not gateway.engine.core.running
+
+
+async def test_a_paused_answer_is_left_to_others_at_once(store: SessionServer, clock: Clock) -> None:
+    async with running_gateway(store, HELLO, clock=clock) as gateway, gateway.socket() as ws:
+        gateway.services.drain.add_end(gateway.service.finish)
+        await send_create(ws)
+        await receive_until(ws, lambda e: e["type"] == "response.output_text.delta")
+        await ws.close()
+        async with asyncio.timeout(30):
+            while not gateway.readers.paused:
+                clock.now += 30
+                gateway.readers.look()
+                await asyncio.sleep(0.002)
+        with draining(gateway, timeout_s=3600.0) as ended:
+            await ended
+        assert await gateway.sessions._redis.keys("*:o:*") == []
+        assert gateway.service.num_running == 0
 
 
 def test_the_sdk_reads_the_event_as_one_that_it_does_not_know() -> None:
@@ -178,6 +209,21 @@ async def test_it_waits_for_what_is_under_way_and_no_longer() -> None:
             await drain.run(0.0)
         assert told == ["begin", "cut"]
         assert drain.is_cut
+
+
+async def test_readers_that_wait_are_interrupted_when_the_time_is_over() -> None:
+    drain = Drain()
+    told: list[str] = []
+    with drain.until_cut(lambda error: told.append("too early")):
+        pass
+    with (
+        drain.until_cut(lambda error: told.append(type(error).__name__)),
+        drain.watched(lambda: told.append("begin"), lambda: told.append("cut")),
+        drain.under_way(),
+    ):
+        drain.begin()
+        await drain.run(0.0)
+    assert sorted(told) == ["ShuttingDown", "begin", "cut"]
 
 
 async def test_one_that_comes_too_late_is_told_at_once() -> None:

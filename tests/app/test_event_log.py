@@ -276,6 +276,38 @@ async def test_a_mailbox_merges_what_its_reader_did_not_fetch_and_numbers_on_rea
         box.watch(lambda: None)
 
 
+async def test_a_waiter_can_be_interrupted_and_gives_first_what_is_there():
+    log = make_log()
+    await log.open("a")
+    await log.append([("a", numbered("x"))])
+    with Waiter(LogCursor(log, "a", -1)) as waiter:
+        assert len(await anext(waiter)) > 0
+        waiting = asyncio.create_task(anext(waiter))
+        await settle()
+        waiter.interrupt(KeyError("now"))
+        with pytest.raises(KeyError):
+            await waiting
+        await log.append([("a", numbered("y", start=1))])
+        assert len(await anext(waiter)) == 1
+
+
+async def test_who_reads_is_told_of_while_it_is_watched():
+    log, told = make_log(), []
+    await log.open("a")
+
+    def enter(response_id):
+        told.append(f"{response_id} in")
+        return lambda: told.append(f"{response_id} out")
+
+    cursor = LogCursor(log, "a", -1, enter)
+    await cursor.read(10)
+    assert told == []
+    stop = cursor.watch(lambda: None)
+    assert told == ["a in"]
+    stop()
+    assert told == ["a in", "a out"]
+
+
 async def test_a_waiter_follows_live_to_the_end():
     log = make_log()
     writer = EventWriter(log)

@@ -217,6 +217,23 @@ async def test_a_gateway_learns_of_readers_at_others_for_as_long_as_they_say_so(
         assert await sessions.renew_leases([unread.id]) == Renewed([unread.id], [], set())
 
 
+async def test_a_lease_that_is_given_up_belongs_to_whoever_takes_it(server):
+    async with connected(server) as sessions, connected(server, owner="gateway-2") as other:
+        mine, taken = node(), node()
+        for n in (mine, taken):
+            await sessions.create(n)
+        await sessions._redis.set(lease(taken), "gateway-2")
+        await sessions.give_up_leases([mine.id, taken.id])
+        await sessions.give_up_leases([mine.id])
+        assert await sessions._redis.get(lease(taken)) == b"gateway-2"
+        assert (await sessions.find("a", mine.id)).response.status == "in_progress"
+        orphan = await other.try_take(mine.id)
+        assert isinstance(orphan, Orphan)
+        assert orphan.num_stalled == 0
+        await sessions.give_up_leases([mine.id])
+        assert await other.finish(answered(mine)) is Finished.STORED
+
+
 async def test_what_was_acknowledged_survives_kill_9(server):
     """Every node whose `create` or `finish` returned is there after the server was killed and started again."""
     async with connected(server) as sessions:

@@ -155,8 +155,8 @@ export class Chat {
 
   /** The same turn again, after its answer failed or the server never confirmed it. */
   retry(turn) {
-    // The key is the message's own id, sent as client_message_id: an unconfirmed message keeps it. The server does not
-    // look at it yet, so a message that did arrive is answered twice.
+    // The key is the message's own id, sent as client_message_id: an unconfirmed message keeps it, so that one that did
+    // arrive is not answered twice.
     const key = turn.answer.status === "unsent" && turn.answer.responseId === null ? turn.answer.key : newId("a");
     const conversation = talk.withAnswer(this.#current, turn.id, newAnswer(key, Date.now()));
     this.#keep(conversation);
