@@ -96,8 +96,10 @@ def test_every_layer_and_the_logits_equal_the_reference(model: tuple[PreparedMod
     tolerance = TOLERANCE[dtype]
     plan = plain.plan(tensors.attention, runner._kv_shape)
     arrays = packed.plan(tensors.attention, runner._kv_shape)
-    layers, plain_layers = range(shape.num_layers + 1), plain._layers
-    for num_layers in layers:
+    embedded = packed.forward(tensors.token_ids, tensors.positions, kv.clone(), arrays, 6, 0)
+    assert_near(embedded, plain._embedding[torch.from_numpy(tensors.token_ids)], tolerance)
+    plain_layers = plain._layers
+    for num_layers in range(1, shape.num_layers + 1):
         plain._layers = plain_layers[:num_layers]
         # a copy each: both write the step's K and V
         mine, theirs = kv.clone(), kv.clone()
