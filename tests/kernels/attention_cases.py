@@ -4,7 +4,8 @@ Each check takes `make`: for a number of query heads the backends to be checked.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,14 @@ from kernels.checked import CheckedKernels
 from tests.kernels.pool import Pool, assert_near, exact
 
 Make = Callable[[int], list[CheckedKernels]]
+Layout = Sequence[tuple[int, list[int]]]
+"""(blocks, rows) of each node, of five rows."""
 
 HEADS = [(9, 3), (4, 4), (7, 1), (8, 2)]  # groups of 3, 1, 7 and 4
 HEAD_DIMS = [64, 80, 96, 128]
 DTYPES = [torch.float32, torch.bfloat16]
 LENGTHS = [1, 15, 16, 17, 100, 255, 33, 2, 256, 64, 257, 5]
-NODE_LAYOUTS = {
+NODE_LAYOUTS: dict[str, Layout] = {
     "one node for all": [(4, [0, 1, 2, 3, 4])],
     "one block": [(1, [1, 2])],
     "shorter than the tails": [(2, [0, 4])],
@@ -29,7 +32,6 @@ NODE_LAYOUTS = {
     "two levels": [(5, [0, 1, 2, 3, 4]), (3, [0, 2]), (1, [4, 1])],
     "eight at two levels": [(5, [0, 1]), (66, [2, 3, 4]), *((2 + row, [row]) for row in range(5)), (1, [0, 4])],
 }
-"""(blocks, rows) of each node, of five rows."""
 EXTENDS = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (100, 70), (250, 20), (0, 257)]
 """(context, new tokens)"""
 
@@ -46,6 +48,36 @@ def check_decode(make: Make, dtype: torch.dtype, heads: int, kv_heads: int, head
         assert_near(out, expected)
 
 
+@dataclass(frozen=True)
+class NodesCase:
+    """Five rows of a pool, each behind the nodes that it reads."""
+
+    q: torch.Tensor
+    grouped: AttentionBatch
+    flat: AttentionBatch
+    """The same with each row's nodes at the beginning of its tail."""
+    expected: torch.Tensor
+
+    @classmethod
+    def of(cls, pool: Pool, heads: int, layout: Layout) -> "NodesCase":
+        block_size = pool.shape.block_size
+        lengths = [1, 30, 16, 90, 7]
+        tables = [pool.blocks(length) for length in lengths]
+        nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in layout]
+        shared: list[list[int]] = [[] for _ in lengths]
+        for node in nodes:
+            for row in node.rows:
+                shared[row] += node.block_ids
+        q = pool.random(len(lengths), heads, pool.shape.head_dim)
+        own = [Tail(s + t, len(s) * block_size + n) for s, t, n in zip(shared, tables, lengths, strict=True)]
+        expected = [
+            exact(q[row : row + 1], pool.tokens(tail.block_ids, tail.num_tokens), tail.num_tokens - 1)
+            for row, tail in enumerate(own)
+        ]
+        tails = [Tail(t, n) for t, n in zip(tables, lengths, strict=True)]
+        return cls(q, AttentionBatch(range(5), tails, nodes), AttentionBatch(range(5), own), torch.cat(expected))
+
+
 def check_nodes(
     make: Make,
     dtype: torch.dtype,
@@ -55,28 +87,14 @@ def check_nodes(
     head_dim: int = 64,
 ) -> None:
     heads, kv_heads = num_heads
-    lengths = [1, 30, 16, 90, 7]
     pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
-    tables = [pool.blocks(length) for length in lengths]
-    nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in NODE_LAYOUTS[layout]]
-    shared: list[list[int]] = [[] for _ in lengths]
-    for node in nodes:
-        for row in node.rows:
-            shared[row] += node.block_ids
-    q = pool.random(len(lengths), heads, head_dim)
-    expected = []
-    for row, length in enumerate(lengths):
-        total = len(shared[row]) * block_size + length
-        expected.append(exact(q[row : row + 1], pool.tokens(shared[row] + tables[row], total), total - 1))
-    batch = AttentionBatch(range(5), [Tail(t, n) for t, n in zip(tables, lengths, strict=True)], nodes)
-    own = [Tail(s + t, len(s) * block_size + n) for s, t, n in zip(shared, tables, lengths, strict=True)]
+    case = NodesCase.of(pool, heads, NODE_LAYOUTS[layout])
     for kernels in make(heads):
-        grouped, flat = torch.empty_like(q), torch.empty_like(q)
-        kernels.decode_attention(q, pool.kv, kernels.plan(batch, pool.shape, dtype), grouped)
-        assert_near(grouped, torch.cat(expected))
+        grouped, flat = torch.empty_like(case.q), torch.empty_like(case.q)
+        kernels.decode_attention(case.q, pool.kv, kernels.plan(case.grouped, pool.shape, dtype), grouped)
+        assert_near(grouped, case.expected)
         if dtype == torch.float32:
-            plan = kernels.plan(AttentionBatch(range(5), own), pool.shape, dtype)
-            kernels.decode_attention(q, pool.kv, plan, flat)
+            kernels.decode_attention(case.q, pool.kv, kernels.plan(case.flat, pool.shape, dtype), flat)
             assert (flat - grouped).abs().max() <= 1e-6
 
 

@@ -10,6 +10,7 @@ import torch
 from kernels.batch import AttentionBatch, Extend, Node, Tail
 from kernels.cpu.build import Isa
 from kernels.cpu.native import NativeDecoder, StepArrays
+from tests.kernels.attention_cases import Layout, NodesCase
 from tests.kernels.libraries import BEST, KINDS, decoder
 from tests.kernels.pool import Pool, assert_near, exact
 
@@ -48,7 +49,7 @@ def test_decode_of_ragged_tails(dtype: torch.dtype, isa: Isa, heads: int, kv_hea
     assert_near(attend(decoder_for(pool, heads, isa), pool, q, batch), expected)
 
 
-NODE_LAYOUTS = {
+NODE_LAYOUTS: dict[str, Layout] = {
     "none": [],
     "one for all": [(4, [0, 1, 2, 3, 4])],
     "one block": [(1, [1, 2])],
@@ -89,26 +90,13 @@ def assert_nodes_are_read(
     head_dim: int,
 ) -> None:
     heads, kv_heads = num_heads
-    lengths = [1, 30, 16, 90, 7]
     pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
-    tables = [pool.blocks(length) for length in lengths]
-    nodes = [Node(pool.blocks(num * block_size), rows) for num, rows in NODE_LAYOUTS[layout]]
-    shared: list[list[int]] = [[] for _ in lengths]
-    for node in nodes:
-        for row in node.rows:
-            shared[row] += node.block_ids
-    q = pool.random(len(lengths), heads, head_dim)
-    expected = []
-    for row, length in enumerate(lengths):
-        total = len(shared[row]) * block_size + length
-        expected.append(exact(q[row : row + 1], pool.tokens(shared[row] + tables[row], total), total - 1))
-    batch = AttentionBatch([0] * 5, [Tail(t, n) for t, n in zip(tables, lengths, strict=True)], nodes)
+    case = NodesCase.of(pool, heads, NODE_LAYOUTS[layout])
     native = decoder_for(pool, heads, isa, num_threads)
-    grouped = attend(native, pool, q, batch)
-    assert_near(grouped, torch.cat(expected))
+    grouped = attend(native, pool, case.q, case.grouped)
+    assert_near(grouped, case.expected)
     if dtype == torch.float32:
-        own = [Tail(s + t, len(s) * block_size + n) for s, t, n in zip(shared, tables, lengths, strict=True)]
-        assert (attend(native, pool, q, AttentionBatch([0] * 5, own)) - grouped).abs().max() <= 1e-6
+        assert (attend(native, pool, case.q, case.flat) - grouped).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize(("dtype", "isa"), KINDS, ids=str)
