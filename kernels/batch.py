@@ -5,11 +5,14 @@ The rows of a step are the decode rows first, one token each, then the extends, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
+KVQuantisation = Literal["int8", "fp8"]
+"""See `kernels.kv_format`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +85,11 @@ class DrawBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """Of one layer's cache, [2, num_blocks, num_kv_heads, block_size, head_dim]; the null block is counted."""
+    """Of one layer's cache, [2, num_blocks, num_kv_heads, block_size, head_dim] in the model's dtype; of bytes,
+    [2, num_blocks, num_kv_heads, block_bytes], if it is quantised (`kernels.kv_format`). The null block is counted."""
 
     num_blocks: int
     num_kv_heads: int
     block_size: int
     head_dim: int
+    quantisation: KVQuantisation | None = None

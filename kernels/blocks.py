@@ -1,4 +1,5 @@
-"""Moves of whole blocks of a cache, kv [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], on any device.
+"""Moves of whole blocks of a cache, kv [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim], or of records,
+uint8 [num_layers, 2, num_blocks, num_kv_heads, block_bytes], on any device.
 
 All layers and all blocks of a step in one call. Block ids that are tensors: int64 [num], on the cache's device.
 """
@@ -21,7 +22,7 @@ def copy_blocks(kv: torch.Tensor, sources: Sequence[int], targets: Sequence[int]
 
 
 def gather_blocks(kv: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """[num_layers, 2, num, num_kv_heads, block_size, head_dim], contiguous, into `out` if it is given (swap out)."""
+    """[num_layers, 2, num, num_kv_heads, ...], contiguous, into `out` if it is given (swap out)."""
     if out is None:
         return kv.index_select(2, block_ids)
     return torch.index_select(kv, 2, block_ids, out=out)

@@ -10,6 +10,7 @@ import torch
 
 from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
 from kernels.interface import Kernels
+from kernels.kv_format import cache_dtype, layer_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,7 @@ class CheckedPlan:
     plan: Any
 
     def check_kv(self, kv: torch.Tensor) -> None:
-        s = self.shape
-        _check(kv, (2, s.num_blocks, s.num_kv_heads, s.block_size, s.head_dim), self.dtype)
+        _check(kv, layer_sizes(self.shape), cache_dtype(self.shape, self.dtype))
         assert kv.is_contiguous()
 
     def check_heads(self, q: torch.Tensor, out: torch.Tensor, num_rows: int) -> None:

@@ -4,9 +4,10 @@
 instead. Moves of blocks (copy-on-write, swaps) are `kernels.blocks`, or what a backend has in its place. What the
 docstrings say of shapes, dtypes and layouts is asserted by `kernels.checked`.
 
-Tensors: x [rows, features], the decode rows first, then those of the extends; dtype that of the weights and the cache
-unless it is named. A layer's cache: kv [2 (K, V), num_blocks, num_kv_heads, block_size, head_dim], contiguous. Query
-head h reads KV head h // (num_heads / num_kv_heads). Log-sum-exps are fp32, natural, [rows, heads, parts].
+Tensors: x [rows, features], the decode rows first, then those of the extends; dtype that of the weights unless it is
+named. A layer's cache: kv [2 (K, V), num_blocks, num_kv_heads, block_size, head_dim] in that dtype, or, if the shape
+has a quantisation, uint8 [2, num_blocks, num_kv_heads, block_bytes] as `kernels.kv_format` lays it out; contiguous.
+Query head h reads KV head h // (num_heads / num_kv_heads). Log-sum-exps are fp32, natural, [rows, heads, parts].
 """
 
 import logging
@@ -51,12 +52,14 @@ class Kernels(Protocol):
         three, x[0] is contiguous."""
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> Any:
-        """Index tensors of a step, made once and used by every layer. dtype is the cache's. No slot comes twice."""
+        """Index tensors of a step, made once and used by every layer. dtype is that of weights and rows; the
+        cache's too unless the shape has a quantisation. No slot comes twice."""
 
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: Any
     ) -> torch.Tensor:
-        """Rotates q and K, and writes K and V to the slots of their rows.
+        """Rotates q and K, and writes K and V to the slots of their rows, quantised if the cache is: after they were
+        rounded to the rows' dtype, so that the bytes are those of `kernels.kv_format` for what would have been written.
 
         heads [rows, num_heads + 2 * num_kv_heads, head_dim], contiguous: q, K, V; its contents are undefined
         afterwards. Tables fp32 [rows, 1, head_dim] as engine.models.rope makes them, the first half of the sines
@@ -65,7 +68,8 @@ class Kernels(Protocol):
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
         """q and out: the decode rows, [num_decodes, num_heads, head_dim], out contiguous. Nodes are read once for all
-        their rows and merged with the tails by log-sum-exp. Unused slots may hold anything, NaN included."""
+        their rows and merged with the tails by log-sum-exp. Unused slots may hold anything, NaN included. A quantised
+        value is value * scale in fp32, which may be rounded to the rows' dtype where that is what products take."""
 
     def extend_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:
         """q and out: the rows of the extends, as above. The step's K and V are written already."""
@@ -88,7 +92,7 @@ class DecodeStep(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and cache."""
+        """Of the weights, and of a cache that is not quantised."""
 
     def plan(self, batch: AttentionBatch, shape: KVShape) -> Any:
         """What `forward` takes as its plan; shape is that of one layer's cache."""
@@ -100,7 +104,7 @@ class DecodeStep(Protocol):
         the next step.
 
         token_ids, positions: [rows], the decode rows first. kv [num_layers, 2, num_blocks, num_kv_heads,
-        block_size, head_dim], contiguous.
+        block_size, head_dim], contiguous, or what a quantised one has in place of the last two.
         """
 
     def decode_attention(self, layer: int, q: torch.Tensor, kv: torch.Tensor, plan: Any, out: torch.Tensor) -> None:

@@ -6,9 +6,11 @@ import torch
 from kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.uint8], ids=str)
 def kv(request: pytest.FixtureRequest) -> torch.Tensor:
-    """3 layers of 9 blocks of 8 tokens, 2 heads of 5; no two numbers are equal in float32."""
+    """3 layers of 9 blocks of 8 tokens, 2 heads of 5; no two numbers are equal in float32. Of bytes: as records."""
+    if request.param == torch.uint8:
+        return torch.arange(3 * 2 * 9 * 2 * 56).view(3, 2, 9, 2, 56).mul(7).remainder(251).to(torch.uint8)
     return torch.arange(3 * 2 * 9 * 2 * 8 * 5).view(3, 2, 9, 2, 8, 5).to(request.param)
 
 
@@ -40,7 +42,7 @@ def test_blocks_come_back_as_they_went(kv: torch.Tensor) -> None:
     staging = torch.empty_like(gathered)
     assert gather_blocks(kv, ids(6, 1, 3), out=staging).data_ptr() == staging.data_ptr()
     assert torch.equal(staging, gathered)
-    kv[:, :, [6, 1, 3]] = torch.nan
+    kv[:, :, [6, 1, 3]] = 0
     scatter_blocks(kv, ids(6, 1, 3), staging)
     assert torch.equal(kv, before)
     scatter_blocks(kv, ids(0, 8, 4), staging)
