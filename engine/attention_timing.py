@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from engine.shared_attention import NodeCost, NodeTiming, fit_cost
 from kernels.batch import AttentionBatch, KVShape, Node, Tail
 from kernels.cpu.build import cpu_flags
 from kernels.interface import DecodeStep
+from kernels.kv_format import find_format, layer_sizes
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def ensure_node_cost(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape
 
 def _digest(decoder: DecodeStep, config: ModelConfig, kv_shape: KVShape) -> str:
     """Of all that decides what is measured."""
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim, kv_shape.block_size)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim, kv_shape.block_size, kv_shape.quantisation)
     facts = (decoder.backend, str(decoder.dtype), torch.get_num_threads(), heads, SIZES, sorted(cpu_flags()))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:20]
 
@@ -91,9 +92,10 @@ class _Bench:
         num_rows = max(nodes * readers for nodes, _, readers in SIZES)
         self._shape = replace(kv_shape, num_blocks=self._first_own + num_rows * self._own_blocks)
         self.num_layers = min(config.num_layers, MAX_LAYERS)
-        sizes = (self.num_layers, 2, *astuple(self._shape))
+        sizes = (self.num_layers, *layer_sizes(replace(self._shape, quantisation=None)))
         generator = torch.Generator().manual_seed(0)
-        self._kv = torch.randn(sizes, generator=generator).to(decoder.dtype)
+        plain, quantised = torch.randn(sizes, generator=generator).to(decoder.dtype), find_format(kv_shape.quantisation)
+        self._kv = plain if quantised is None else quantised.pack(plain)
         q_sizes = (num_rows, config.num_heads, kv_shape.head_dim)
         self._q = torch.randn(q_sizes, generator=generator).to(decoder.dtype)
         self._out = torch.empty_like(self._q)

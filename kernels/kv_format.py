@@ -78,8 +78,14 @@ class KVFormat:
         [..., block_size], or None."""
         block_size = records.shape[-1] // self.token_bytes(head_dim)
         num_values = block_size * head_dim
-        values = records[..., :num_values].unflatten(-1, (block_size, head_dim))
+        values = records[..., :num_values].view(*records.shape[:-1], block_size, head_dim)
         return values, records[..., num_values:].view(torch.bfloat16) if self.has_scales else None
+
+    def pack(self, blocks: torch.Tensor) -> torch.Tensor:
+        """Whole blocks, [..., block_size, head_dim], to their records, uint8 [..., block_bytes]."""
+        values, scales = self.quantise(blocks)
+        parts = [values.flatten(-2)] if scales is None else [values.flatten(-2), scales.view(torch.uint8)]
+        return torch.cat(parts, -1)
 
     def read(self, records: torch.Tensor, head_dim: int) -> torch.Tensor:
         """records uint8 [..., block_bytes]. fp32 [..., block_size, head_dim]."""

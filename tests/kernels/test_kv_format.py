@@ -110,6 +110,15 @@ def test_what_is_written_to_a_token_is_read_there_and_nowhere_else(quantised: KV
     assert read.isnan().all()
 
 
+@pytest.mark.parametrize("quantised", FORMATS, ids=ids)
+def test_packed_blocks_are_what_writes_of_their_tokens_make(quantised: KVFormat) -> None:
+    shape = KVShape(num_blocks=5, num_kv_heads=3, block_size=8, head_dim=10, quantisation=quantised.name)
+    blocks = torch.randn(2, 5, 3, 8, 10, generator=torch.Generator().manual_seed(4))
+    kv = torch.full(layer_sizes(shape), 0xFF, dtype=torch.uint8)
+    quantised.write(kv, torch.arange(240), blocks.view(240, 10))
+    assert torch.equal(quantised.pack(blocks), kv)
+
+
 def test_sizes() -> None:
     assert (INT8.block_bytes(16, 64), FP8.block_bytes(16, 64)) == (1056, 1024)
     assert token_bytes(None, 64, torch.bfloat16) == 128
