@@ -3,40 +3,16 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import zmq.asyncio
 
+from engine.heartbeat import Heartbeat
 from engine.protocol import StatsQuery, encode
 from engine.zmq_connection import ZmqConnection
 
 TIMEOUT_S = 300.0
 """Far longer than the longest step of a large model on a small machine."""
 INTERVAL_S = 10.0
-
-
-@dataclass(slots=True)
-class Heartbeat:
-    """Counts the time for which an engine was silent while somebody listened."""
-
-    timeout_s: float
-    interval_s: float
-    """Between two looks."""
-    looked_at_s: float
-    silent_s: float = 0.0
-
-    def beat(self) -> None:
-        """The engine said something."""
-        self.silent_s = 0.0
-
-    def look(self, now_s: float) -> bool:
-        """Whether it has been silent for too long.
-
-        A look that comes late, or a clock that jumps, is no sign of the engine: whoever looks was stopped itself.
-        """
-        self.silent_s += min(max(0.0, now_s - self.looked_at_s), 2 * self.interval_s)
-        self.looked_at_s = now_s
-        return self.silent_s >= self.timeout_s
 
 
 async def until_hung(

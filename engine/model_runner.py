@@ -23,9 +23,8 @@ from engine.pages_ahead import PagesAhead
 from engine.prepared import PreparedModel
 from engine.protocol import EngineInfo, TokenLogprobs
 from engine.rank_leader import RankLeader
-from engine.rank_messages import RankStep
 from engine.sampler import Sampler, not_finite
-from engine.scheduled_batch import NO_TRANSFERS, SampledToken, ScheduledBatch, StepResult, Transfers
+from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
@@ -126,10 +125,10 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Moves blocks, computes the new tokens of every sequence and draws the next token where one is due."""
         if not batch.sequences:
-            with self._together(batch.transfers):
+            with self._together(batch):
                 self._blocks.move(batch.transfers)
             return StepResult([])
-        tensors, hidden = self._forward(batch, batch.transfers)
+        tensors, hidden = self._forward(batch)
         tokens = []
         if tensors.sampled:
             rows = hidden if tensors.sample_rows is None else hidden[tensors.sample_rows]
@@ -151,17 +150,17 @@ class ModelRunner:
         """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
         return self._decoder.logits(self._forward(batch)[1]).clone()
 
-    def _forward(self, batch: ScheduledBatch, transfers: Transfers = NO_TRANSFERS) -> tuple[BatchTensors, torch.Tensor]:
-        """The rows of the batch, and their residual stream behind the last layer."""
+    def _forward(self, batch: ScheduledBatch) -> tuple[BatchTensors, torch.Tensor]:
+        """Moves blocks and computes the rows of the batch; also gives their residual stream behind the last layer."""
         steady, self._steady = self._steady, None  # a step that fails leaves nothing to go on from
         if steady is not None and steady.try_advance(batch):
             tensors, plan = steady.tensors, steady.plan
-            self._blocks.move(transfers)
+            self._blocks.move(batch.transfers)
             hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
         else:
             tensors = BatchTensors.build(batch, self._kv_shape.block_size)
-            with self._together(transfers, tensors):
-                self._blocks.move(transfers)
+            with self._together(batch, tensors):
+                self._blocks.move(batch.transfers)
                 plan = self._decoder.plan(tensors.attention, self._kv_shape)
                 if self._pages is not None and isinstance(plan, StepArrays):
                     self._pages.use(plan.highest_block_id)
@@ -171,9 +170,9 @@ class ModelRunner:
         self._steady = steady
         return tensors, hidden
 
-    def _together(self, transfers: Transfers, tensors: BatchTensors | None = None) -> AbstractContextManager[None]:
+    def _together(self, batch: ScheduledBatch, tensors: BatchTensors | None = None) -> AbstractContextManager[None]:
         """The other ranks, if there are any, do what is done within."""
-        return nullcontext() if self._ranks is None else self._ranks.step(RankStep.of(transfers, tensors))
+        return nullcontext() if self._ranks is None else self._ranks.step(batch, tensors)
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: PromptRows) -> list[TokenLogprobs]:
         entries: list[TokenLogprobs] = []

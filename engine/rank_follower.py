@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,7 +27,10 @@ from engine.parent_death import die_with_parent
 from engine.prepared import PreparedModel
 from engine.rank_group import RankLost, join_group
 from engine.rank_messages import (
+    BEAT_S,
     Channel,
+    RankAdvance,
+    RankBeat,
     RankFailed,
     RankHere,
     RankLoad,
@@ -34,8 +39,9 @@ from engine.rank_messages import (
     RankStart,
     RankStep,
     encode,
-    read_array,
+    read_transfers,
 )
+from engine.rank_rows import KnownRows
 from kernels.batch import KVShape
 
 log = logging.getLogger(__name__)
@@ -51,6 +57,7 @@ class RankFollower:
         config = start.config
         self._config = config
         self._dtype: torch.dtype = getattr(torch, start.dtype)
+        self._rows = KnownRows(config.block_size)
         self._device = take_device(start.device, config.threads, start.rank, start.size)
         shard = join_group(start.rank, start.size, self._device, Path(start.store_path))
         model = PreparedModel.load(start.model_dir)
@@ -70,13 +77,12 @@ class RankFollower:
         )
 
     @torch.inference_mode()
-    def execute(self, step: RankStep) -> None:
+    def execute(self, step: RankStep | RankAdvance) -> None:
         """Raises RankLost if another rank has gone."""
-        self._blocks.move(step.transfers)
+        self._blocks.move(read_transfers(step))
         if step.token_ids:
-            attention = step.attention
+            token_ids, positions, attention = self._rows.take(step)
             plan = self._decoder.plan(attention, self._blocks.shape)
-            token_ids, positions = read_array(step.token_ids), read_array(step.positions)
             self._decoder.forward(token_ids, positions, self._blocks.kv, plan, attention.num_decodes)
 
 
@@ -84,17 +90,39 @@ def follow(channel: Channel) -> None:
     """Until the first rank is gone. Raises what `RankFollower` does."""
     channel.send(encode(RankHere()))
     follower: RankFollower | None = None
-    while (order := channel.receive_order()) is not None:
-        if isinstance(order, RankStart):
-            follower = RankFollower(order)
-            channel.send(encode(RankMemory(follower.left_bytes)))
-            continue
-        assert follower is not None, f"{type(order).__name__} came before RankStart"
-        if isinstance(order, RankLoad):
-            follower.load(order)
-            channel.send(encode(RankLoaded()))
-        else:
-            follower.execute(order)
+    with contextlib.ExitStack() as stack:
+        while (order := channel.receive_order()) is not None:
+            if isinstance(order, RankStart):
+                follower = RankFollower(order)
+                channel.send(encode(RankMemory(follower.left_bytes)))
+                continue
+            assert follower is not None, f"{type(order).__name__} came before RankStart"
+            if isinstance(order, RankLoad):
+                follower.load(order)
+                channel.send(encode(RankLoaded()))
+                stack.enter_context(beating(channel))
+            else:
+                follower.execute(order)
+
+
+@contextlib.contextmanager
+def beating(channel: Channel) -> Iterator[None]:
+    """Says every `BEAT_S` that the process runs, from a thread of its own: steps may be long, and a sum may wait."""
+    over = threading.Event()
+    beat = encode(RankBeat())  # so small that it goes in one piece: no other thread's message comes between
+
+    def run() -> None:
+        with contextlib.suppress(OSError):  # the first rank is gone, which the main thread notices by itself
+            while not over.wait(BEAT_S):
+                channel.send(beat)
+
+    thread = threading.Thread(target=run, name="beats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def main(arguments: list[str]) -> int:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import torch
 
+from engine.batch_tensors import BatchTensors
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, EngineError
 from engine.memory_plan import MemoryPlan
@@ -32,10 +33,11 @@ from engine.rank_messages import (
     RankLoaded,
     RankMemory,
     RankStart,
-    RankStep,
     encode,
 )
+from engine.rank_rows import ToldRows
 from engine.rank_watch import FollowingRank, RankWatch
+from engine.scheduled_batch import ScheduledBatch
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class RankLeader:
 
     def __init__(self, model_dir: Path, config: EngineConfig, dtype: str, device: torch.device) -> None:
         self._size = size = config.tensor_parallel
+        self._rows = ToldRows(config.block_size)
         self._watch = RankWatch()
         self._watchers: list[threading.Thread] = []
         self._followers: list[FollowingRank] = []
@@ -110,11 +113,11 @@ class RankLeader:
         self._watch.listen(listener)
 
     @contextlib.contextmanager
-    def step(self, step: RankStep) -> Iterator[None]:
-        """What all ranks compute together. Raises EngineDeadError if it cannot be, now or ever again: whatever goes
-        wrong within, the others would wait for sums that do not come."""
+    def step(self, batch: ScheduledBatch, tensors: BatchTensors | None = None) -> Iterator[None]:
+        """What all ranks compute together; without tensors moves of blocks alone. Raises EngineDeadError if it cannot
+        be, now or ever again: whatever goes wrong within, the others would wait for sums that do not come."""
         self._watch.check()
-        data = encode(step)
+        data = encode(self._rows.tell(batch, tensors))
         try:
             for follower in self._followers:
                 follower.channel.send(data)

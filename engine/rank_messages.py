@@ -3,6 +3,7 @@
 Plain data: numbers and block tables of a step, not the sequences they come from.
 """
 
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,8 +14,9 @@ import numpy as np
 from engine.batch_tensors import BatchTensors
 from engine.config import EngineConfig
 from engine.scheduled_batch import BlockCopy, SwapIn, SwapOut, Transfers
-from kernels.batch import AttentionBatch, Extend, Int32Array, Node, Tail
+from kernels.batch import Int32Array
 
+BEAT_S = 1.0
 _LENGTH = struct.Struct("<Q")
 
 
@@ -71,18 +73,16 @@ class RankStep(msgspec.Struct, tag="step", array_like=True, frozen=True):
             [(extend.num_rows, extend.num_context_tokens, extend.block_ids) for extend in attention.extends],
         )
 
-    @property
-    def transfers(self) -> Transfers:
-        return Transfers(tuple(self.swap_outs), tuple(self.swap_ins), tuple(self.copies))
 
-    @property
-    def attention(self) -> AttentionBatch:
-        return AttentionBatch(
-            read_array(self.slots),
-            [Tail(*tail) for tail in self.tails],
-            [Node(*node) for node in self.nodes],
-            [Extend(*extend) for extend in self.extends],
-        )
+class RankAdvance(msgspec.Struct, tag="advance", array_like=True, frozen=True):
+    """A step's moves of blocks, and then the last step's rows, decode rows all, a token further."""
+
+    swap_outs: Sequence[SwapOut]
+    swap_ins: Sequence[SwapIn]
+    copies: Sequence[BlockCopy]
+    token_ids: bytes
+    new_blocks: list[tuple[int, int]]
+    """Rows whose token is the first one of a block, and that block."""
 
 
 class RankHere(msgspec.Struct, tag="here", array_like=True, frozen=True):
@@ -98,6 +98,10 @@ class RankLoaded(msgspec.Struct, tag="loaded", array_like=True, frozen=True):
     """Steps may come."""
 
 
+class RankBeat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
+    """The process still runs. Comes every `BEAT_S` once it is loaded, also while it computes."""
+
+
 class RankFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """The last words of a rank."""
 
@@ -108,8 +112,8 @@ class RankFailed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """It lost another rank."""
 
 
-ToRank = RankStart | RankLoad | RankStep
-FromRank = RankHere | RankMemory | RankLoaded | RankFailed
+ToRank = RankStart | RankLoad | RankStep | RankAdvance
+FromRank = RankHere | RankMemory | RankLoaded | RankBeat | RankFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_rank = msgspec.msgpack.Decoder(ToRank)
@@ -119,6 +123,10 @@ _from_rank = msgspec.msgpack.Decoder(FromRank)
 def read_array(data: bytes) -> Int32Array:
     """A copy, which may be written to."""
     return np.frombuffer(data, dtype=np.int32).copy()
+
+
+def read_transfers(step: RankStep | RankAdvance) -> Transfers:
+    return Transfers(tuple(step.swap_outs), tuple(step.swap_ins), tuple(step.copies))
 
 
 def encode(message: ToRank | FromRank) -> bytes:
@@ -135,6 +143,12 @@ class Channel:
     def send(self, data: bytes) -> None:
         """What `encode` made. Raises OSError if the other end is gone."""
         self._socket.sendall(data)
+
+    def has_come(self, timeout_s: float) -> bool:
+        """Whether, within that time, there is something to receive or the other end is gone."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def receive_order(self) -> ToRank | None:
         """At a rank; None: the first rank is gone."""

@@ -1,14 +1,18 @@
-"""Which ranks of a replica have ended, and why: one of them is enough for no further step to work."""
+"""Which ranks of a replica have ended or hang, and why: one of them is enough for no further step to work."""
 
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.errors import EngineDeadError
-from engine.rank_messages import Channel, RankFailed
+from engine.heartbeat import Heartbeat
+from engine.rank_messages import BEAT_S, Channel, RankFailed
 
+SILENCE_S = 10.0
+"""A rank that says nothing for so long hangs: it was stopped, or one of its threads does not let the others run."""
 CULPRIT_S = 1.0
 """Those that lost another rank may be noticed before it: so long is waited for a better reason."""
 
@@ -35,20 +39,35 @@ class RankWatch:
     """Told by one thread for each rank. `is_closing`: ends are no news any more."""
 
     is_closing: bool = False
+    beat_s: float = BEAT_S
+    silence_s: float = SILENCE_S
+    clock: Callable[[], float] = time.monotonic
     _reasons: list[str] = field(default_factory=list)
     _victims: list[str] = field(default_factory=list)
     _listener: Callable[[EngineDeadError], None] | None = None
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def watch(self, follower: FollowingRank) -> None:
-        """Returns when the rank has ended and all has been told. To be called once its start is over."""
+        """Returns when the rank has ended, or was killed because it hangs, and all has been told. To be called once its
+        start is over."""
         words = None
-        while (message := follower.channel.receive_answer()) is not None:
+        heartbeat = Heartbeat(self.silence_s, self.beat_s, self.clock())
+        while not heartbeat.look(self.clock()):
+            if not follower.channel.has_come(self.beat_s):
+                continue
+            message = follower.channel.receive_answer()
+            if message is None:
+                is_victim = words is not None and words.is_victim
+                return self._add(follower.describe_end(words), is_victim)
+            heartbeat.beat()
             if isinstance(message, RankFailed):
                 words = message
-        reason = follower.describe_end(words)
+        follower.process.kill()
+        # not waited for: its process may be past being killed
+        self._add(f"rank {follower.rank} of {follower.size} said nothing for {self.silence_s:g} s and was killed")
+
+    def _add(self, reason: str, is_victim: bool = False) -> None:
         with self._changed:
-            is_victim = words is not None and words.is_victim
             (self._victims if is_victim else self._reasons).append(reason)
             self._changed.notify_all()
         if not self.is_closing:

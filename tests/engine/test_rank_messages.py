@@ -13,6 +13,7 @@ from engine.forest import SharedNode
 from engine.rank_messages import (
     Channel,
     FromRank,
+    RankBeat,
     RankFailed,
     RankHere,
     RankLoad,
@@ -23,11 +24,11 @@ from engine.rank_messages import (
     ToRank,
     encode,
     read_array,
+    read_transfers,
 )
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import BlockCopy, ScheduledBatch, ScheduledSequence, SwapIn, SwapOut, Transfers
 from engine.sequence import Sequence
-from kernels.batch import Extend, Node, Tail
 
 
 @pytest.fixture
@@ -59,16 +60,15 @@ def test_a_step_arrives_whole(channels: tuple[Channel, Channel]) -> None:
     leader.send(encode(RankStep.of(transfers, BatchTensors.build(batch, 8))))
     step = follower.receive_order()
     assert isinstance(step, RankStep)
-    assert step.transfers == transfers
+    assert read_transfers(step) == transfers
     token_ids, positions = read_array(step.token_ids), read_array(step.positions)
     assert (token_ids.tolist(), positions.tolist()) == ([300, 301, 6, 7], [9, 9, 1, 2])
     assert token_ids.dtype == positions.dtype == np.int32
     assert token_ids.flags.writeable
-    attention = step.attention
-    assert attention.slots.tolist() == [17, 25, 33, 34]
-    assert attention.tails == [Tail([2], 2), Tail([3], 2)]
-    assert attention.nodes == [Node([1], [0, 1])]
-    assert attention.extends == [Extend(2, 1, [4])]
+    assert read_array(step.slots).tolist() == [17, 25, 33, 34]
+    assert step.tails == [([2], 2), ([3], 2)]
+    assert step.nodes == [([1], [0, 1])]
+    assert step.extends == [(2, 1, [4])]
 
 
 def test_a_step_of_moves_alone(channels: tuple[Channel, Channel]) -> None:
@@ -76,7 +76,7 @@ def test_a_step_of_moves_alone(channels: tuple[Channel, Channel]) -> None:
     channels[0].send(encode(RankStep.of(transfers)))
     step = channels[1].receive_order()
     assert isinstance(step, RankStep)
-    assert (step.transfers, step.token_ids) == (transfers, b"")
+    assert (read_transfers(step), step.token_ids) == (transfers, b"")
 
 
 START = RankStart(
@@ -96,7 +96,9 @@ def test_orders(channels: tuple[Channel, Channel], order: ToRank) -> None:
     assert channels[1].receive_order() == order
 
 
-@pytest.mark.parametrize("answer", [RankHere(), RankMemory(2**40), RankLoaded(), RankFailed("why", False, True)])
+@pytest.mark.parametrize(
+    "answer", [RankHere(), RankMemory(2**40), RankLoaded(), RankBeat(), RankFailed("why", False, True)]
+)
 def test_answers(channels: tuple[Channel, Channel], answer: FromRank) -> None:
     channels[1].send(encode(answer))
     assert channels[0].receive_answer() == answer

@@ -1,5 +1,7 @@
 """Which rank ended, and why. The ranks here are processes that end by themselves at once."""
 
+import itertools
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from engine.errors import EngineDeadError
-from engine.rank_messages import Channel, RankFailed, RankLoaded, encode
+from engine.rank_messages import Channel, RankBeat, RankFailed, RankLoaded, encode
 from engine.rank_watch import FollowingRank, RankWatch
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -64,6 +66,26 @@ def test_it_is_the_reason_if_there_is_no_other(stack: ExitStack) -> None:
     watch = RankWatch()
     watch.watch(ended(stack, 1, FAILED, RankFailed("lost", is_victim=True)))
     assert watch.wait_for_reason(0) == "rank 1 of 3 ended with exit code 1: lost"
+
+
+def test_a_rank_that_says_nothing_any_more_is_killed(stack: ExitStack) -> None:
+    """It runs on and its connection holds. By this clock a look comes every 0.1 s at least."""
+    own, other = socket.socketpair()
+    channel, end = Channel(own), Channel(other)
+    stack.callback(channel.close)
+    stack.callback(end.close)
+    for _ in range(50):
+        end.send(encode(RankBeat()))
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    seconds = itertools.count()
+    watch, told = RankWatch(beat_s=0.05, silence_s=0.25, clock=lambda: float(next(seconds))), []
+    watch.listen(told.append)
+    watch.watch(FollowingRank(1, 3, process, channel))
+    assert [str(failure) for failure in told] == ["rank 1 of 3 said nothing for 0.25 s and was killed"]
+    assert process.wait() == -signal.SIGKILL
+    assert next(seconds) == 1 + 50 + 3
 
 
 @pytest.mark.parametrize("is_late", [True, False])

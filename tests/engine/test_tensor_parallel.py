@@ -263,6 +263,27 @@ def followers_of(runner: ModelRunner) -> list[psutil.Process]:
     return [process for process in followers() if process.pid in pids]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_rank_that_is_stopped_is_the_end_of_all(model: PreparedModel, is_idle: bool) -> None:
+    """It lives, its connections hold, and it does nothing: the first rank waits for a sum, or for a request."""
+    runner = ModelRunner(model, make_config(model, tensor_parallel=2))
+    told: queue.Queue[EngineDeadError] = queue.Queue()
+    runner.listen(told.put)
+    [rank] = followers_of(runner)
+    rank.suspend()
+    hung = "rank 1 of 2 said nothing for 10 s and was killed"
+    if is_idle:
+        assert str(told.get()) == hung
+    core = EngineCore(make_config(model), runner.info, runner)
+    request = AddRequest(request_id="a", prompt_ids=TRUNK, params=SamplingParams(), scopes=[Scope(END, b"")])
+    assert core.add(request) is None
+    with pytest.raises(EngineDeadError, match=f"^{hung}$"):
+        core.step()
+    runner.close()
+    assert not rank.is_running()
+
+
 def test_a_rank_that_is_killed_while_nothing_is_computed_is_noticed(model: PreparedModel) -> None:
     runner = ModelRunner(model, make_config(model, tensor_parallel=2))
     told: queue.Queue[EngineDeadError] = queue.Queue()
