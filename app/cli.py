@@ -46,6 +46,12 @@ class Dtype(StrEnum):
     float32 = "float32"
 
 
+class KVDtype(StrEnum):
+    auto = "auto"
+    int8 = "int8"
+    fp8 = "fp8"
+
+
 class Kernels(StrEnum):
     auto = "auto"
     cpu = "cpu"
@@ -109,6 +115,9 @@ def serve(
     ] = None,
     device: Annotated[Device, typer.Option()] = Device.auto,
     dtype: Annotated[Dtype, typer.Option(help="auto: bfloat16 where the hardware has it.")] = Dtype.auto,
+    kv_dtype: Annotated[
+        KVDtype, typer.Option(help="Of keys and values; int8 or fp8: twice as many fit, for a little accuracy.")
+    ] = KVDtype.auto,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Context length in tokens; by default the model's.")
     ] = None,
@@ -198,6 +207,7 @@ def serve(
         model_dir="",
         device=device.value,
         dtype=dtype.value,
+        kv_dtype=kv_dtype.value,
         max_model_len=max_model_len,
         block_size=int(block_size),  # type: ignore[arg-type]
         num_blocks=num_blocks,

@@ -75,6 +75,8 @@ def _counters(stats: EngineStats, info: EngineInfo) -> Iterable[Metric]:
 
 
 def _labelled_gauges(stats: EngineStats, info: EngineInfo) -> Iterable[Metric]:
+    cache = (info.kv_dtype, str(info.block_size))
+    yield _family("kv_cache_info", "How KV is kept", ("kv_dtype", "block_size"), [cache], [1.0])
     uses = trunk_uses(stats, info)
     names = [(use.assistant, use.version) for use in uses]
     yield _family("trunk_readers", "Chats that read a trunk", _TRUNK, names, [use.readers for use in uses])

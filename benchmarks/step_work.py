@@ -73,7 +73,7 @@ def num_parameters(config: "ModelConfig") -> int:
 
 
 def decode_work(config: "ModelConfig", dtype_bytes: int, shape: DecodeShape) -> Work:
-    kv_bytes = config.kv_bytes_per_token(dtype_bytes)
+    kv_bytes = config.kv_bytes_per_token(config.head_dim * dtype_bytes)
     rows = shape.num_rows
     return Work(
         weight_bytes=(layer_parameters(config) + head_parameters(config)) * dtype_bytes,
@@ -87,7 +87,7 @@ def decode_work(config: "ModelConfig", dtype_bytes: int, shape: DecodeShape) -> 
 
 def prefill_work(config: "ModelConfig", dtype_bytes: int, chunks: Sequence[int]) -> Work:
     """A prompt from position 0 on, one step for each chunk of tokens; the last token samples."""
-    kv_bytes = config.kv_bytes_per_token(dtype_bytes)
+    kv_bytes = config.kv_bytes_per_token(config.head_dim * dtype_bytes)
     work = Work(0, 0, 0, 0, 0)
     num_context = 0
     for i, num_tokens in enumerate(chunks):

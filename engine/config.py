@@ -38,8 +38,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: bool = False
     """RMSNorm over each head of q and k before RoPE (Qwen3)."""
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+    def kv_bytes_per_token(self, head_bytes: int) -> int:
+        """Of all layers, K and V; head_bytes: of one token's K, or V, of one head."""
+        return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
     def replace(self, **changes: Any) -> "ModelConfig":
         return msgspec.structs.replace(self, **changes)
@@ -54,6 +55,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """ZeroMQ endpoint the ROUTER binds; empty in process."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """Of keys and values in the cache; auto: the model's."""
     max_model_len: int | None = None
     """None: the model's own, lowered to what the pool holds."""
     block_size: Literal[8, 16, 32, 64] = 16
@@ -87,6 +90,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for blocks that are evicted; 0: they are forgotten."""
     check_kv: bool = False
     lease_s: float = 10.0
+
+    @property
+    def kv_quantisation(self) -> Literal["int8", "fp8"] | None:
+        """None: K and V are kept in the model's dtype."""
+        return None if self.kv_dtype == "auto" else self.kv_dtype
 
     def replace(self, **changes: Any) -> "EngineConfig":
         return msgspec.structs.replace(self, **changes)

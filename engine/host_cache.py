@@ -16,7 +16,7 @@ MEASUREMENTS = 3
 
 
 class HostCache:
-    """`num_blocks` slots for blocks of `kv`, the device's [num_layers, 2, blocks, num_kv_heads, block_size, head_dim].
+    """`num_blocks` slots for blocks of `kv`, the device's [num_layers, 2, blocks, num_kv_heads, ...].
 
     A step's blocks move together, in one gather and one scatter for all layers.
     """

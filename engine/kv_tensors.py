@@ -7,10 +7,12 @@ from engine.kv_memory import allocate_blocks
 from engine.scheduled_batch import Transfers
 from kernels.batch import KVShape
 from kernels.interface import BlockMoves
+from kernels.kv_format import cache_dtype, layer_sizes
 
 
 class KVTensors:
-    """`kv`: zeros at first, [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]; `shape`: of a layer's."""
+    """`kv`: zeros at first, a layer's cache for each of the layers, [num_layers, 2, num_blocks, num_kv_heads, ...] as
+    `kernels.interface` has it; `shape`: of a layer's."""
 
     def __init__(
         self,
@@ -21,9 +23,9 @@ class KVTensors:
         moves: BlockMoves,
         num_host_blocks: int,
     ) -> None:
-        sizes = (num_layers, 2, shape.num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        """dtype: the model's."""
         self.shape = shape
-        self.kv = allocate_blocks(sizes, dtype, device)
+        self.kv = allocate_blocks((num_layers, *layer_sizes(shape)), cache_dtype(shape, dtype), device)
         self._moves = moves
         self.host = HostCache(self.kv, num_host_blocks, moves) if num_host_blocks else None
 

@@ -20,6 +20,7 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     num_host_blocks: int = 0
+    kv_dtype: str = "auto"
     num_ranks: int = 1
     """Bytes are those of one of them, the first, which has the most weights."""
 
@@ -40,8 +41,10 @@ class MemoryPlan:
         if self.num_host_blocks:
             host = f", host tier {self.host_bytes / 2**20:,.0f} MiB: {self.num_host_blocks:,} blocks"
         ranks = f"each of {self.num_ranks} ranks: " if self.num_ranks > 1 else ""
+        kv_dtype = "" if self.kv_dtype == "auto" else f" in {self.kv_dtype}"
         return (
-            f"{ranks}weights {self.weights_bytes / 2**20:,.0f} MiB, KV cache {self.kv_bytes / 2**20:,.0f} MiB: "
+            f"{ranks}weights {self.weights_bytes / 2**20:,.0f} MiB, "
+            f"KV cache {self.kv_bytes / 2**20:,.0f} MiB{kv_dtype}: "
             f"{self.num_blocks:,} blocks of {self.block_size} tokens, {self.max_tokens:,} tokens fit, "
             f"context {self.max_model_len:,}{host}"
         )
@@ -58,14 +61,15 @@ def plan_memory(
     model: ModelConfig,
     config: EngineConfig,
     *,
-    dtype_bytes: int,
+    kv_head_bytes: int,
     weights_bytes: int,
     available_bytes: int,
     available_host_bytes: int,
     on_gpu: bool,
 ) -> MemoryPlan:
-    """`available_bytes`: what the weights leave; `available_host_bytes`: of the host's own memory, which on a CPU is
-    the same and not counted twice. With several ranks all is of one rank, of the host tier its part.
+    """`kv_head_bytes`: of one token's K, or V, of one head. `available_bytes`: what the weights leave;
+    `available_host_bytes`: of the host's own memory, which on a CPU is the same and not counted twice. With several
+    ranks all is of one rank, of the host tier its part.
 
     A number of blocks that was asked for has to fit; otherwise the pool is 25% of what is available on a CPU, at most
     4 GiB, and 90% on a GPU. The context is the model's own unless a shorter one was asked for, and never longer than
@@ -77,7 +81,7 @@ def plan_memory(
         raise ModelNotSupported(
             f"a context of {model_len} tokens was asked for, but the model has {model.max_position_embeddings}"
         )
-    bytes_per_block = model.kv_bytes_per_token(dtype_bytes) * config.block_size
+    bytes_per_block = model.kv_bytes_per_token(kv_head_bytes) * config.block_size
     host_cache_bytes = config.host_cache_bytes // config.tensor_parallel
     num_host_blocks = _plan_host_blocks(host_cache_bytes, bytes_per_block, available_host_bytes)
     if not on_gpu:
@@ -110,6 +114,7 @@ def plan_memory(
         block_size=config.block_size,
         max_model_len=min(model_len, num_blocks * config.block_size),
         num_host_blocks=num_host_blocks,
+        kv_dtype=config.kv_dtype,
         num_ranks=config.tensor_parallel,
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import get_args
 
 import torch
 
@@ -29,8 +30,9 @@ from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
-from kernels.batch import KVShape
+from kernels.batch import KVQuantisation, KVShape
 from kernels.cpu.native import StepArrays
+from kernels.kv_format import token_bytes
 
 
 class ModelRunner:
@@ -46,7 +48,7 @@ class ModelRunner:
 
     def _load(self, model: PreparedModel, config: EngineConfig, stack: ExitStack) -> None:
         num_ranks = config.tensor_parallel
-        _check_ranks(config)
+        _check_config(config)
         whole = model.manifest.config
         shape = split_config(whole, num_ranks)
         kind = resolve_device(config.device)
@@ -70,10 +72,11 @@ class ModelRunner:
         left_bytes = available - weights_bytes
         if self._ranks is not None:
             left_bytes = self._ranks.find_least_memory(left_bytes)
+        kv_head_bytes = token_bytes(config.kv_quantisation, shape.head_dim, dtype)
         self.plan: MemoryPlan = plan_memory(
             shape,
             config,
-            dtype_bytes=dtype.itemsize,
+            kv_head_bytes=kv_head_bytes,
             weights_bytes=weights_bytes,
             available_bytes=left_bytes,
             available_host_bytes=available_memory_bytes() // num_ranks if on_gpu else left_bytes,
@@ -83,7 +86,9 @@ class ModelRunner:
             self._ranks.load(self.plan)
         with torch.inference_mode():
             self._decoder = choose_decoder(shape, weights, config, device, dtype, self.plan.max_model_len)
-        self._kv_shape = KVShape(self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
+        self._kv_shape = KVShape(
+            self.plan.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim, config.kv_quantisation
+        )
         moves = choose_moves(self._decoder)
         self._blocks = KVTensors(shape.num_layers, self._kv_shape, dtype, device, moves, self.plan.num_host_blocks)
         self._kv = self._blocks.kv
@@ -97,7 +102,7 @@ class ModelRunner:
             self._pages.use(0)
         self._sampler = Sampler(choose_draw(self._decoder))
         self._steady: SteadyDecode | None = None
-        self.identity = (dtype_name, repr(shape.rope))
+        self.identity = (dtype_name, repr(shape.rope), config.kv_dtype)
         """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
         self.info = EngineInfo(
             model_name=model.manifest.name,
@@ -106,7 +111,8 @@ class ModelRunner:
             max_model_len=self.plan.max_model_len,
             block_size=config.block_size,
             num_blocks=self.plan.num_blocks,
-            kv_bytes_per_token=whole.kv_bytes_per_token(dtype.itemsize),
+            kv_bytes_per_token=whole.kv_bytes_per_token(kv_head_bytes),
+            kv_dtype=config.kv_quantisation or dtype_name,
             num_host_blocks=self.plan.num_host_blocks,
         )
         if self._ranks is not None:
@@ -193,8 +199,10 @@ def _choose_dtype(model: PreparedModel, dtype: str, device: torch.device) -> str
     return wanted
 
 
-def _check_ranks(config: EngineConfig) -> None:
-    """Raises EngineError for numbers of ranks that can never work."""
+def _check_config(config: EngineConfig) -> None:
+    """Raises EngineError for what can never work."""
+    if config.kv_dtype not in (*get_args(KVQuantisation), "auto"):
+        raise EngineError(f"kv_dtype must be auto, int8 or fp8, got {config.kv_dtype!r}")
     if config.tensor_parallel < 1:
         raise EngineError(f"tensor_parallel must be at least 1, got {config.tensor_parallel}")
     if config.tensor_parallel > 1 and config.deterministic:

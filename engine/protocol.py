@@ -147,6 +147,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Usable blocks, the null block not counted."""
     kv_bytes_per_token: int = 0
     """Of all layers, K and V."""
+    kv_dtype: str = ""
+    """What K and V are kept in: int8, fp8, or the model's dtype."""
     num_host_blocks: int = 0
     """That fit into the host tier."""
 

@@ -71,7 +71,9 @@ class RankFollower:
     def load(self, order: RankLoad) -> None:
         shape, config = self._shape, self._config
         self._decoder = choose_decoder(shape, self._weights, config, self._device, self._dtype, order.max_model_len)
-        kv_shape = KVShape(order.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim)
+        kv_shape = KVShape(
+            order.num_blocks + 1, shape.num_kv_heads, config.block_size, shape.head_dim, config.kv_quantisation
+        )
         self._blocks = KVTensors(
             shape.num_layers, kv_shape, self._dtype, self._device, choose_moves(self._decoder), order.num_host_blocks
         )

@@ -63,6 +63,12 @@ class Engine:
         config = EngineConfig(model_dir=str(model.path), **settings)
         return cls(ModelRunner(model, config), config, make_prompts(text_ids, config.block_size), max_tokens)
 
+    @staticmethod
+    def kv_bytes_per_token(model: PreparedModel) -> int:
+        """In float32."""
+        config = model.manifest.config
+        return config.kv_bytes_per_token(config.head_dim * 4)
+
     def core(self, num_blocks: int | None = None, num_host_blocks: int = 0, **changes: Any) -> EngineCore:
         """Of the runner's blocks as many. Swapping counts as free, so that the cost model never prefers to compute."""
         info = self.runner.info
@@ -165,7 +171,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Case:
     model = prepare(str(source), path / "state", "float32", lambda *_: None)
     text_ids = Tokenizer.load(model).encode(TEXT)
     settings = {"block_size": 8, "num_blocks": 700, "threads": 1, "max_num_seqs": 16}
-    host_cache_bytes = 400 * 8 * model.manifest.config.kv_bytes_per_token(4)
+    host_cache_bytes = 400 * 8 * Engine.kv_bytes_per_token(model)
     return make_case(Engine.load(model, text_ids, 12, host_cache_bytes=host_cache_bytes, **settings))
 
 
@@ -257,7 +263,7 @@ def test_b01_each_prompt_again_from_the_host(tiny):
 @pytest.mark.slow
 def test_b01_b08_b09_the_demo_model_answers_the_same_in_all_these_ways(demo_model_fp32: PreparedModel) -> None:
     text_ids = Tokenizer.load(demo_model_fp32).encode(TEXT)
-    host_cache_bytes = 200 * 16 * demo_model_fp32.manifest.config.kv_bytes_per_token(4)
+    host_cache_bytes = 200 * 16 * Engine.kv_bytes_per_token(demo_model_fp32)
     settings = {"block_size": 16, "num_blocks": 700, "max_num_seqs": 16}
     engine = Engine.load(demo_model_fp32, text_ids, 8, host_cache_bytes=host_cache_bytes, **settings)
     case = make_case(engine, num_forked=10)

@@ -68,7 +68,7 @@ class CpuKernels:
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: CpuPlan
     ) -> torch.Tensor:
-        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows)
+        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows, plan.quantised)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
         return make_plan(batch, shape, dtype, self._scratch)

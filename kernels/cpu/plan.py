@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.batch import AttentionBatch, Extend, KVShape, Tail
+from kernels.kv_format import KVFormat, find_format
 from kernels.reference import functions
 
 _CPU = torch.device("cpu")
@@ -18,7 +19,8 @@ MAX_GROUP_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Copies blocks of a layer's cache into memory that is used by one gather after the other, in every layer."""
+    """Copies blocks of a layer's cache into memory that is used by one gather after the other, in every layer; what is
+    quantised it turns back into numbers of the model's dtype."""
 
     rows: torch.Tensor
     """int64, see functions.block_rows."""
@@ -26,13 +28,16 @@ class Gather:
     """[2, num, num_kv_heads, blocks * block_size, head_dim]"""
     unused: torch.Tensor | None
     """int64: rows of the buffer seen as [slots, head_dim] that no token has been written to."""
+    quantised: KVFormat | None
 
     def keys_and_values(self, kv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[num, num_kv_heads, blocks * block_size, head_dim] each; unused slots are zero."""
-        block_size, head_dim = kv.shape[3:]
-        torch.index_select(
-            kv.view(-1, block_size * head_dim), 0, self.rows, out=self.buffer.view(-1, block_size * head_dim)
-        )
+        blocks, head_dim = kv.flatten(0, 2).flatten(1), self.buffer.shape[-1]
+        if self.quantised is None:
+            torch.index_select(blocks, 0, self.rows, out=self.buffer.view(-1, blocks.shape[1]))
+        else:
+            numbers = self.quantised.read(blocks.index_select(0, self.rows), head_dim)
+            self.buffer.view(numbers.shape).copy_(numbers)
         if self.unused is not None:
             # the mask alone would not do: NaN times a weight of zero is NaN
             self.buffer.view(-1, head_dim).index_fill_(0, self.unused, 0.0)
@@ -72,7 +77,7 @@ class TailPlan:
     num_tokens: int
     """Of the longest; attention looks no further."""
     mask: torch.Tensor | None
-    """[num, 1, 1, num_tokens], 0 or -inf, in the cache's dtype; None where all are as long."""
+    """[num, 1, 1, num_tokens], 0 or -inf, in the model's dtype; None where all are as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +87,13 @@ class ExtendPlan:
     """Counted from the first extend's first row."""
     gather: Gather
     mask: torch.Tensor | None
-    """[1, 1, max(num_rows, MIN_ROWS), num_tokens], 0 or -inf, in the cache's dtype; None without a context: plain
+    """[1, 1, max(num_rows, MIN_ROWS), num_tokens], 0 or -inf, in the model's dtype; None without a context: plain
     causal then."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
+    quantised: KVFormat | None
     kv_rows: torch.Tensor
     nodes: tuple[NodePlan, ...]
     num_parts: int
@@ -113,6 +119,7 @@ def make_plan(batch: AttentionBatch, shape: KVShape, dtype: torch.dtype, scratch
         for row in node.rows:
             num_parts[row] += 1
     return CpuPlan(
+        find_format(shape.quantisation),
         functions.kv_rows(batch.slots, shape, _CPU),
         tuple(nodes),
         max(num_parts, default=1),
@@ -184,4 +191,4 @@ def _gather(
     table = functions.padded(tables, _CPU)
     num_slots = table.shape[1] * shape.block_size
     buffer = scratch.view((2, len(tables), shape.num_kv_heads, num_slots, shape.head_dim), dtype)
-    return Gather(functions.block_rows(table, shape), buffer, unused)
+    return Gather(functions.block_rows(table, shape), buffer, unused, find_format(shape.quantisation))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, Extend, KVShape
+from kernels.kv_format import KVFormat, find_format
 from kernels.reference import functions
 
 
@@ -34,6 +35,7 @@ class ReferencePlan:
     unused: torch.Tensor | None
     """bool [num_decodes, 1, 1, tokens]: slots behind each row's context."""
     extends: tuple[_Extend, ...]
+    quantised: KVFormat | None
 
 
 class ReferenceKernels:
@@ -66,7 +68,7 @@ class ReferenceKernels:
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: ReferencePlan
     ) -> torch.Tensor:
-        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows)
+        return functions.rope_and_write_kv(heads, cosines, sines, kv, plan.kv_rows, plan.quantised)
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> ReferencePlan:
         device = self._device
@@ -91,7 +93,8 @@ class ReferenceKernels:
             table = torch.tensor([list(extend.block_ids[:num_blocks])], dtype=torch.int64, device=device)
             extends.append(_Extend(extend, first_row, functions.block_rows(table, shape)))
             first_row += extend.num_rows
-        return ReferencePlan(functions.kv_rows(batch.slots, shape, device), gather, unused, tuple(extends))
+        kv_rows, quantised = functions.kv_rows(batch.slots, shape, device), find_format(shape.quantisation)
+        return ReferencePlan(kv_rows, gather, unused, tuple(extends), quantised)
 
     def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return functions.merge(values, lse)
@@ -101,7 +104,7 @@ class ReferenceKernels:
         assert plan.unused is not None
         num, num_heads, head_dim = q.shape
         num_kv_heads = kv.shape[2]
-        keys, values = _gather(kv, plan.decode_gather, num)
+        keys, values = _gather(kv, plan.decode_gather, num, head_dim, plan.quantised)
         grouped = q.view(num, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
         scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
         weights = scores.masked_fill(plan.unused, float("-inf")).softmax(-1)
@@ -114,7 +117,7 @@ class ReferenceKernels:
         for part in plan.extends:
             extend = part.extend
             rows = slice(part.first_row, part.first_row + extend.num_rows)
-            keys, values = _gather(kv, part.gather, 1)
+            keys, values = _gather(kv, part.gather, 1, head_dim, plan.quantised)
             keys, values = keys[0, :, None, : extend.num_tokens], values[0, :, None, : extend.num_tokens]
             grouped = q[rows].view(extend.num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).float()
             scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
@@ -124,9 +127,11 @@ class ReferenceKernels:
             out[rows] = (weights @ values).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
 
 
-def _gather(kv: torch.Tensor, rows: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(
+    kv: torch.Tensor, rows: torch.Tensor, num: int, head_dim: int, quantised: KVFormat | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V of `num` tables, fp32 [num, num_kv_heads, tokens, head_dim] each."""
-    num_kv_heads, block_size, head_dim = kv.shape[2:]
-    blocks = kv.view(-1, block_size * head_dim).index_select(0, rows)
-    keys, values = blocks.view(2, num, num_kv_heads, -1, head_dim).float().unbind(0)
+    blocks = kv.flatten(0, 2).flatten(1).index_select(0, rows)
+    wide = blocks.float() if quantised is None else quantised.read(blocks, head_dim)
+    keys, values = wide.view(2, num, kv.shape[2], -1, head_dim).unbind(0)
     return keys, values

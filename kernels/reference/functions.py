@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kernels.batch import Int32Array, KVShape
+from kernels.kv_format import KVFormat
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,7 +22,12 @@ def rope(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.T
 
 
 def rope_and_write_kv(
-    heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, rows: torch.Tensor
+    heads: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    kv: torch.Tensor,
+    rows: torch.Tensor,
+    quantised: KVFormat | None,
 ) -> torch.Tensor:
     """heads [rows, num_heads + 2 * num_kv_heads, head_dim], changed in place; rows as `kv_rows` makes them. The rotated
     q, [rows, num_heads, head_dim]."""
@@ -31,7 +37,7 @@ def rope_and_write_kv(
     rotated = rope(heads[:, :num_rotated], cosines, sines)
     # K goes back beside V, so that one write takes both
     heads[:, num_heads:num_rotated] = rotated[:, num_heads:]
-    write_kv(kv, heads[:, num_heads:], rows)
+    write_kv(kv, heads[:, num_heads:], rows, quantised)
     return rotated[:, :num_heads]
 
 
@@ -50,8 +56,8 @@ def merge(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def kv_rows(slots: Sequence[int] | Int32Array, shape: KVShape, device: torch.device) -> torch.Tensor:
-    """Rows of the cache seen as [2 * num_blocks * num_kv_heads * block_size, head_dim] that the new K and V of each
-    slot go to: int64 [num_slots * 2 * num_kv_heads], in the order (slot, K or V, head)."""
+    """Rows of the cache seen as [2 * num_blocks * num_kv_heads * block_size] tokens that the new K and V of each slot
+    go to: int64 [num_slots * 2 * num_kv_heads], in the order (slot, K or V, head)."""
     slot = torch.as_tensor(slots, dtype=torch.int64, device=device)[:, None, None]
     block, offset = slot // shape.block_size, slot % shape.block_size
     kv = torch.arange(2, device=device)[None, :, None]
@@ -60,14 +66,17 @@ def kv_rows(slots: Sequence[int] | Int32Array, shape: KVShape, device: torch.dev
     return row.reshape(-1)
 
 
-def write_kv(kv: torch.Tensor, key_value: torch.Tensor, rows: torch.Tensor) -> None:
+def write_kv(kv: torch.Tensor, key_value: torch.Tensor, rows: torch.Tensor, quantised: KVFormat | None) -> None:
     """key_value [num_slots, 2 * num_kv_heads, head_dim] to `rows` of the layer's cache."""
-    head_dim = kv.shape[-1]
-    kv.view(-1, head_dim).index_copy_(0, rows, key_value.reshape(-1, head_dim))
+    head_dim = key_value.shape[-1]
+    if quantised is None:
+        kv.view(-1, head_dim).index_copy_(0, rows, key_value.reshape(-1, head_dim))
+    else:
+        quantised.write(kv, rows, key_value.reshape(-1, head_dim))
 
 
 def block_rows(tables: torch.Tensor, shape: KVShape) -> torch.Tensor:
-    """Rows of the cache seen as [2 * num_blocks * num_kv_heads, block_size * head_dim] in the order of the result.
+    """Rows of the cache seen as [2 * num_blocks * num_kv_heads] blocks of a head, in the order of the result.
 
     tables: int64 [num, blocks]. Gathering these rows gives [2, num, num_kv_heads, blocks * block_size, head_dim],
     contiguous: one copy, no transpose. Returns int64 [2 * num * num_kv_heads * blocks].

@@ -47,6 +47,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = tmp_path / "t.toml"
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
+    words += " --kv-dtype int8"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
     host = "--host-cache-bytes 512MiB --tensor-parallel 2 --kernels reference --shared-attention always --deterministic"
     processes = (
@@ -72,6 +73,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             model_dir="",
             device="cpu",
             dtype="float32",
+            kv_dtype="int8",
             max_model_len=99,
             block_size=32,
             num_blocks=7,
@@ -245,3 +247,9 @@ def test_usage_export_arrives_and_says_where_it_looked(tmp_path: Path, monkeypat
     result = run("usage", "export", *options, "--state-dir", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert got == ["redis://db:1/0", tmp_path, date(2026, 11, 30), "acme", Format.jsonl]
+
+
+def test_a_kv_dtype_that_there_is_not(model: str) -> None:
+    result = run("serve", "--model", model, "--kv-dtype", "int4")
+    assert result.exit_code == 2
+    assert "'int4' is not one of 'auto', 'int8', 'fp8'" in result.stderr

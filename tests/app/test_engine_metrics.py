@@ -1,5 +1,6 @@
 """The engine's numbers as a Prometheus server reads them."""
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
 from app.engine_metrics import EngineMetrics
@@ -26,10 +27,11 @@ def lines(metrics: EngineMetrics) -> list[str]:
 
 def test_what_sharing_is_worth_is_shown_live() -> None:
     metrics = EngineMetrics()
-    metrics.see((SEEN, INFO))
+    metrics.see((SEEN, msgspec.structs.replace(INFO, kv_dtype="int8")))
     shown = lines(metrics)
     for line in (
         "trunkline_engine_up 1.0",
+        'trunkline_kv_cache_info{block_size="16",kv_dtype="int8"} 1.0',
         "trunkline_kv_slots_allocated 64.0",
         "trunkline_kv_slots_used 48.0",
         "trunkline_kv_slot_usage_ratio 0.75",

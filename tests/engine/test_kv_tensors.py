@@ -35,6 +35,18 @@ def test_room_that_is_made_is_used_in_the_same_step() -> None:
     assert held(tensors) == [0, 4, 2, 3, 3, 3]
 
 
+def test_records_of_a_quantised_cache_move_whole() -> None:
+    """8 tokens of 4 values, and their scales, of 3 heads."""
+    shape = KVShape(6, 3, 8, 4, "int8")
+    tensors = KVTensors(2, shape, torch.bfloat16, torch.device("cpu"), blocks, 1)
+    assert (tensors.kv.shape, tensors.kv.dtype) == ((2, 2, 6, 3, 8 * 4 + 8 * 2), torch.uint8)
+    tensors.kv.copy_(torch.arange(tensors.kv.numel()).view(tensors.kv.shape) * 7 % 251)
+    before = tensors.kv.clone()
+    tensors.move(Transfers((SwapOut(4, 0),), (), (BlockCopy(1, 4),)))
+    tensors.move(Transfers(swap_ins=(SwapIn(0, 2),)))
+    assert torch.equal(tensors.kv, before[:, :, [0, 1, 4, 3, 1, 5]])
+
+
 def test_a_swap_without_a_host_tier_is_an_error() -> None:
     tensors = make(0)
     assert tensors.host is None

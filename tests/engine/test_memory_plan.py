@@ -28,7 +28,7 @@ def plan(available_bytes: int, *, available_host_bytes: int = 0, on_gpu: bool = 
     return plan_memory(
         SMOLLM2,
         EngineConfig(model_dir="", **config),
-        dtype_bytes=2,
+        kv_head_bytes={"int8": 64 + 2, "fp8": 64}.get(config.get("kv_dtype", "auto"), 64 * 2),
         weights_bytes=311 * MIB,
         available_bytes=available_bytes,
         available_host_bytes=available_host_bytes or available_bytes,
@@ -43,6 +43,21 @@ def test_a_cpu_gives_a_quarter_and_at_most_4_gib() -> None:
     assert plan(100 * GIB, on_gpu=True).num_blocks == int(90 * GIB) // 368_640 - 1
 
 
+def test_a_quantised_cache_has_about_twice_the_blocks() -> None:
+    """A token of one head takes 128 bytes in bfloat16, 66 in int8 with its scale, 64 in fp8."""
+    # 4 GiB / (2 * 30 * 3 * 16 * 128), / (... * 66), / (... * 64), the null block off
+    assert plan(16 * GIB).num_blocks == 11_649
+    assert plan(16 * GIB, kv_dtype="int8").num_blocks == 22_594
+    assert plan(16 * GIB, kv_dtype="fp8").num_blocks == 23_300
+    assert [plan(16 * GIB, kv_dtype=name).bytes_per_block for name in ("auto", "int8", "fp8")] == [
+        368_640,
+        190_080,
+        184_320,
+    ]
+    host = plan(16 * GIB, kv_dtype="int8", host_cache_bytes=GIB)
+    assert (host.num_host_blocks, host.host_bytes) == (5_648, 5_648 * 190_080)
+
+
 def test_the_context_is_the_models_unless_a_shorter_one_was_asked_for_or_fits() -> None:
     assert plan(16 * GIB).max_model_len == 8192
     assert plan(16 * GIB, max_model_len=1000).max_model_len == 1000
@@ -53,6 +68,9 @@ def test_the_context_is_the_models_unless_a_shorter_one_was_asked_for_or_fits() 
 
 
 def test_the_printed_plan() -> None:
+    assert str(plan(16 * GIB, num_blocks=1000, kv_dtype="int8")) == (
+        "weights 311 MiB, KV cache 181 MiB in int8: 1,000 blocks of 16 tokens, 16,000 tokens fit, context 8,192"
+    )
     assert str(plan(16 * GIB, num_blocks=1000)) == (
         "weights 311 MiB, KV cache 352 MiB: 1,000 blocks of 16 tokens, 16,000 tokens fit, context 8,192"
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.errors import ModelNotSupported, NotEnoughMemory
+from engine.errors import EngineError, ModelNotSupported, NotEnoughMemory
 from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
@@ -51,8 +51,22 @@ def test_what_it_tells_of_itself(model: PreparedModel) -> None:
     assert (info.model_name, info.vocab_size, info.block_size, info.num_blocks) == ("tiny", 384, 16, 20)
     assert (info.max_model_len, info.max_tokens_in_pool) == (320, 320)
     assert info.fingerprint == model.manifest.fingerprint
+    assert info.kv_dtype == "float32"
     # 2 layers * 2 * 2 heads * 16 * 4 bytes * 16 tokens, and the null block
     assert runner.plan.kv_bytes == 21 * 8192
+
+
+@pytest.mark.parametrize(("kv_dtype", "token_bytes"), [("int8", 2 * 2 * 2 * (16 + 2)), ("fp8", 2 * 2 * 2 * 16)])
+def test_what_it_tells_of_a_quantised_cache(model: PreparedModel, kv_dtype: str, token_bytes: int) -> None:
+    runner = start(model, num_blocks=20, kv_dtype=kv_dtype)
+    assert (runner.info.kv_dtype, runner.info.kv_bytes_per_token) == (kv_dtype, token_bytes)
+    assert runner.plan.kv_bytes == 21 * 16 * token_bytes
+    assert runner.identity != start(model, num_blocks=20).identity
+
+
+def test_a_dtype_that_no_cache_has(model: PreparedModel) -> None:
+    with pytest.raises(EngineError, match="kv_dtype must be auto, int8 or fp8, got 'int4'"):
+        start(model, kv_dtype="int4")
 
 
 def test_sequences_that_share_blocks_say_what_they_would_say_alone(driver: RunnerDriver) -> None:

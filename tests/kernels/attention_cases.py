@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.batch import AttentionBatch, Extend, Node, Tail
+from kernels.batch import AttentionBatch, Extend, KVQuantisation, Node, Tail
 from kernels.checked import CheckedKernels
 from tests.kernels.pool import Pool, assert_near, exact
 
@@ -20,6 +20,7 @@ Layout = Sequence[tuple[int, list[int]]]
 
 HEADS = [(9, 3), (4, 4), (7, 1), (8, 2)]  # groups of 3, 1, 7 and 4
 HEAD_DIMS = [64, 80, 96, 128]
+QUANTISATIONS: list[KVQuantisation] = ["int8", "fp8"]
 DTYPES = [torch.float32, torch.bfloat16]
 LENGTHS = [1, 15, 16, 17, 100, 255, 33, 2, 256, 64, 257, 5]
 NODE_LAYOUTS: dict[str, Layout] = {
@@ -36,8 +37,15 @@ EXTENDS = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (100, 70), (250, 20), (0,
 """(context, new tokens)"""
 
 
-def check_decode(make: Make, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
-    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
+def check_decode(
+    make: Make,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    quantisation: KVQuantisation | None = None,
+) -> None:
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
     tables = [pool.blocks(length) for length in LENGTHS]
     q = pool.random(len(LENGTHS), heads, head_dim)
     expected = torch.cat([exact(q[i : i + 1], pool.tokens(tables[i], n), n - 1) for i, n in enumerate(LENGTHS)])
@@ -85,9 +93,10 @@ def check_nodes(
     block_size: int,
     num_heads: tuple[int, int] = (9, 3),
     head_dim: int = 64,
+    quantisation: KVQuantisation | None = None,
 ) -> None:
     heads, kv_heads = num_heads
-    pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype)
+    pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
     case = NodesCase.of(pool, heads, NODE_LAYOUTS[layout])
     for kernels in make(heads):
         grouped, flat = torch.empty_like(case.q), torch.empty_like(case.q)
@@ -98,8 +107,15 @@ def check_nodes(
             assert (flat - grouped).abs().max() <= 1e-6
 
 
-def check_extends(make: Make, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int = 32) -> None:
-    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype)
+def check_extends(
+    make: Make,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int = 32,
+    quantisation: KVQuantisation | None = None,
+) -> None:
+    pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
     tables = [pool.blocks(context + new) for context, new in EXTENDS]
     q = pool.random(sum(new for _, new in EXTENDS), heads, head_dim)
     expected = []
@@ -138,6 +154,42 @@ def check_rotation(make: Make, dtype: torch.dtype, heads: int, kv_heads: int, he
             assert torch.equal(values, wide[row, -kv_heads:])
             kv[:, block, :, offset] = math.nan
         assert kv.isnan().all()
+
+
+def check_quantised_writes(
+    make: Make, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, quantisation: KVQuantisation
+) -> None:
+    """The bytes are those of what the same kernels write into a cache that is not quantised, and no other byte moves.
+    Rows of zeros, of next to nothing, beyond 448, and with what is not finite are among them."""
+    plain = Pool(num_blocks=6, kv_heads=kv_heads, block_size=8, head_dim=head_dim, dtype=dtype)
+    pool = Pool(
+        num_blocks=6, kv_heads=kv_heads, block_size=8, head_dim=head_dim, dtype=dtype, quantisation=quantisation
+    )
+    assert pool.quantised is not None
+    slots = [8, 15, 47, 23, 20, 21, 22]
+    given = pool.random(len(slots), heads + 2 * kv_heads, head_dim)
+    given[1] *= 300
+    given[2] = 0
+    given[3] *= 1e-37
+    given[4, heads] = math.nan
+    given[5, -1, 3] = math.inf
+    given[6] *= 2.0**-7
+    angles = pool.random(len(slots), 1, head_dim // 2).float() * 10
+    cosines, sines = angles.cos().repeat(1, 1, 2), torch.cat((-angles.sin(), angles.sin()), -1)
+    batch = AttentionBatch(slots, (), (), [Extend(len(slots), 0, [1])])
+    for kernels in make(heads):
+        kv, kept = pool.kv.clone(), plain.kv.clone()
+        q = kernels.rope_and_write_kv(given.clone(), cosines, sines, kv, kernels.plan(batch, pool.shape, dtype))
+        same = kernels.rope_and_write_kv(given.clone(), cosines, sines, kept, kernels.plan(batch, plain.shape, dtype))
+        assert torch.equal(q.nan_to_num(), same.nan_to_num())
+        expected = pool.kv.clone()
+        block, offset = torch.tensor(slots) // 8, torch.tensor(slots) % 8
+        values, scales = pool.quantised.split(expected, head_dim)
+        new_values, new_scales = pool.quantised.quantise(kept[:, block, :, offset])
+        values[:, block, :, offset] = new_values
+        if scales is not None and new_scales is not None:
+            scales[:, block, :, offset] = new_scales
+        assert torch.equal(kv, expected)
 
 
 def check_merge(make: Make, num_parts: int) -> None:

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from kernels.batch import KVShape
+from kernels.batch import KVQuantisation, KVShape
+from kernels.kv_format import POISON, cache_dtype, find_format, layer_sizes
 
 TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 5e-3)}
 """The largest difference, values being of unit variance; and the norm of all differences to that of the result."""
@@ -13,10 +14,22 @@ TOLERANCE = {torch.float32: (1e-5, 1e-6), torch.bfloat16: (1.6e-2, 5e-3)}
 class Pool:
     """A cache in which every slot holds NaN until a sequence owns it; blocks come in a random order."""
 
-    def __init__(self, *, num_blocks: int = 300, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype):
-        self.shape = KVShape(num_blocks, kv_heads, block_size, head_dim)
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 300,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        quantisation: KVQuantisation | None = None,
+    ):
+        """dtype: of rows, and of a cache without a quantisation."""
+        self.shape = KVShape(num_blocks, kv_heads, block_size, head_dim, quantisation)
         self.dtype = dtype
-        self.kv = torch.full((2, num_blocks, kv_heads, block_size, head_dim), math.nan, dtype=dtype)
+        self.quantised = find_format(quantisation)
+        poison = math.nan if self.quantised is None else POISON
+        self.kv = torch.full(layer_sizes(self.shape), poison, dtype=cache_dtype(self.shape, dtype))
         self._generator = torch.Generator().manual_seed(1)
         self._free = (torch.randperm(num_blocks - 1, generator=self._generator) + 1).tolist()
 
@@ -29,12 +42,23 @@ class Pool:
         ids = [self._free.pop() for _ in range(-(-num_tokens // size))]
         for i, block_id in enumerate(ids):
             used = min(size, num_tokens - i * size)
-            self.kv[:, block_id, :, :used] = self.random(2, self.shape.num_kv_heads, used, self.shape.head_dim)
+            numbers = self.random(2, self.shape.num_kv_heads, used, self.shape.head_dim)
+            if self.quantised is None:
+                self.kv[:, block_id, :, :used] = numbers
+                continue
+            values, scales = self.quantised.split(self.kv[:, block_id], self.shape.head_dim)
+            new_values, new_scales = self.quantised.quantise(numbers)
+            values[:, :, :used] = new_values
+            if scales is not None and new_scales is not None:
+                scales[:, :, :used] = new_scales
         return ids
 
     def tokens(self, block_ids: list[int], num_tokens: int) -> torch.Tensor:
-        """[2, kv_heads, num_tokens, head_dim] in float64."""
-        return self.kv[:, block_ids].transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
+        """[2, kv_heads, num_tokens, head_dim] in float64, as they are read."""
+        blocks = self.kv[:, block_ids]
+        if self.quantised is not None:
+            blocks = self.quantised.read(blocks, self.shape.head_dim)
+        return blocks.transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
 
 
 def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:

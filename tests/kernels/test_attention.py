@@ -4,7 +4,7 @@ size, poison where nothing is."""
 import pytest
 import torch
 
-from kernels.batch import KVShape, Tail
+from kernels.batch import KVQuantisation, KVShape, Tail
 from kernels.checked import CheckedKernels
 from kernels.cpu.backend import CpuKernels
 from kernels.cpu.plan import group_tails
@@ -43,6 +43,18 @@ def test_heads_are_turned_by_their_angles_and_written_to_their_slots_only(
     dtype: torch.dtype, heads: int, kv_heads: int
 ) -> None:
     cases.check_rotation(backends, dtype, heads, kv_heads)
+
+
+@pytest.mark.parametrize("quantisation", cases.QUANTISATIONS)
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (7, 1, 80)])
+def test_quantised_keys_and_values_are_read_as_they_were_written(
+    dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, quantisation: KVQuantisation
+) -> None:
+    cases.check_quantised_writes(backends, dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_decode(backends, dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_extends(backends, dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_nodes(backends, dtype, "two levels", 8, (heads, kv_heads), head_dim, quantisation)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 9])
