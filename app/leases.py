@@ -9,7 +9,7 @@ from collections.abc import Callable
 from app.announcements import Announcements
 from app.readers import Readers
 from app.response_run import ResponseRun
-from app.sessions import Sessions, SessionsUnavailable
+from app.sessions import Renewed, Sessions, SessionsUnavailable
 from app.shared_log import SharedEventLog
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ class Leases:
         self._stop_listening: Callable[[], None] = lambda: None
         self._runs: set[ResponseRun] = set()
         self._renewing: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[Renewed] | None = None
+        """The last one. It arrives in Redis whether somebody waits for it or not."""
 
     def keep(self, run: ResponseRun) -> None:
         self._runs.add(run)
@@ -50,6 +52,11 @@ class Leases:
             self._renewing.cancel()
             self._renewing = None
 
+    async def settle(self) -> None:
+        """Returns when no renewal is on its way: it would bring back a lease that is given up meanwhile."""
+        if self._renewal is not None:
+            await asyncio.wait({self._renewal})
+
     async def _renew(self) -> None:
         pause_s = self._sessions.lease_s / 3
         while True:
@@ -59,7 +66,9 @@ class Leases:
             runs = {run.node.id: run for run in self._runs}
             try:
                 broken = {name for name in runs if not self._log.is_shared(str(name))}
-                renewed = await self._sessions.renew_leases(list(runs), broken=broken)
+                self._renewal = asyncio.create_task(self._sessions.renew_leases(list(runs), broken=broken))
+                self._renewal.add_done_callback(_retrieve_failure)
+                renewed = await asyncio.shield(self._renewal)
             except SessionsUnavailable as e:
                 logger.warning("leases are not renewed: %s", e.reason)
                 pause_s = LEASE_RETRY_S
@@ -71,6 +80,12 @@ class Leases:
                     runs[response_id].stop()
                 for response_id in runs:
                     self._readers.read_elsewhere(str(response_id), is_read=response_id in renewed.read)
+
+
+def _retrieve_failure(task: asyncio.Task[Renewed]) -> None:
+    """Who waits for it has it; nobody does once the last run has ended."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

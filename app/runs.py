@@ -113,6 +113,7 @@ class Runs:
             await asyncio.wait(ends)
         await self._writer.flush()  # what is logged after the lease is given up would be refused
         if left := [run.node.id for run in runs if run.is_abandoned and str(run.node.id) in self._left]:
+            await self._leases.settle()
             try:
                 await self._sessions.give_up_leases(left)
             except SessionsUnavailable as e:

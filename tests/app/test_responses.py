@@ -627,6 +627,31 @@ async def test_closing_the_service_leaves_what_runs_to_others(store):
         error_of(await http.post("/v1/responses", json=body()), 503, "shutting_down")
 
 
+async def test_a_renewal_on_its_way_does_not_bring_back_a_lease_that_is_given_up(store, monkeypatch):
+    async with running_gateway(store, lambda r: [b"a", Pause()]) as gateway, gateway.http() as http:
+        renew, on_its_way, may_arrive = gateway.sessions.renew_leases, asyncio.Event(), asyncio.Event()
+        renewals = []
+
+        async def arrive(ids, **said):
+            await may_arrive.wait()
+            return await renew(ids, **said)
+
+        async def renew_slowly(ids, **said):
+            renewals.append(asyncio.create_task(arrive(ids, **said)))
+            on_its_way.set()
+            return await asyncio.shield(renewals[-1])  # as a command that Redis has been sent already
+
+        monkeypatch.setattr(gateway.sessions, "renew_leases", renew_slowly)
+        await create(http, background=True)
+        gateway.service.runs.look_at_leases()
+        await on_its_way.wait()
+        closing = asyncio.create_task(gateway.service.close())
+        await gateway.wait_no_runs()
+        may_arrive.set()
+        await asyncio.gather(closing, *renewals)
+        assert await gateway.sessions._redis.keys("*:o:*") == []
+
+
 PATTERNS = [
     {"guided_regex": "foo**"},
     {"guided_regex": "["},
