@@ -47,7 +47,7 @@ class Product:
         assert self._process is not None
         assert self._process.poll() is None, f"ended with {self._process.returncode}:\n{self.log}"
         try:
-            return httpx.get(self.url + "/ready").status_code == 200
+            return httpx.get(self.url + "/ready", timeout=PATIENCE_S).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -94,11 +94,11 @@ class Product:
 
     @property
     def model(self) -> str:
-        names = [m["id"] for m in httpx.get(self.url + "/v1/models").json()["data"]]
+        names = [m["id"] for m in httpx.get(self.url + "/v1/models", timeout=PATIENCE_S).json()["data"]]
         return next(name for name in names if ":" not in name)
 
     def stats(self) -> dict[str, Any]:
-        answer = httpx.get(self.url + "/admin/stats")
+        answer = httpx.get(self.url + "/admin/stats", timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -56,9 +56,12 @@ def test_kill_9_of_the_engine_is_a_short_gap_in_running_answers(product: Product
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with (
         httpx.stream(
-            "POST", product.url + "/v1/chat/completions", json=chat_body(product, n=2, **drawn, **options)
+            "POST",
+            product.url + "/v1/chat/completions",
+            json=chat_body(product, n=2, **drawn, **options),
+            timeout=PATIENCE_S,
         ) as sse,
-        connect(uri) as ws,
+        connect(uri, open_timeout=PATIENCE_S) as ws,
     ):
         lines = sse.iter_lines()
         texts = ["", ""]
@@ -110,7 +113,7 @@ def test_an_assistant_is_pinned_in_each_life_of_engine_and_gateway(product: Prod
 
 def has_pinned(product: Product) -> bool:
     """False too where the engine that made the gateway ready was killed a moment ago."""
-    answer = httpx.get(product.url + "/admin/stats")
+    answer = httpx.get(product.url + "/admin/stats", timeout=PATIENCE_S)
     return answer.status_code == 200 and answer.json()["blocks"]["pinned"] > 0
 
 

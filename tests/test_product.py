@@ -192,7 +192,11 @@ def test_a_server_takes_an_edited_configuration_while_it_runs(tmp_path: Path) ->
             return response.json()
 
         def pinned() -> tuple[int, int]:
-            stats = httpx.get(product.url + "/admin/stats", headers={"Authorization": "Bearer admin-key-0123456789"})
+            stats = httpx.get(
+                product.url + "/admin/stats",
+                headers={"Authorization": "Bearer admin-key-0123456789"},
+                timeout=PATIENCE_S,
+            )
             blocks = stats.json()["blocks"]
             return blocks["pinned"], blocks["referenced"]
 
@@ -231,7 +235,7 @@ def test_a_server_takes_an_edited_configuration_while_it_runs(tmp_path: Path) ->
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": 3}', b"[" * 20000 + b"]" * 20000])
 def test_nonsense_is_a_clear_error_and_costs_nothing(product: Product, body: bytes) -> None:
     before = product.stats()["prefix_cache"]["query_tokens"]
-    answer = httpx.post(product.url + "/v1/chat/completions", content=body)
+    answer = httpx.post(product.url + "/v1/chat/completions", content=body, timeout=PATIENCE_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"]
     assert product.stats()["prefix_cache"]["query_tokens"] == before
@@ -253,7 +257,7 @@ def test_a_conversation_survives_a_restart_of_everything(tmp_path: Path, how: st
         else:
             assert product.stop() == 0
         product.start()
-        assert httpx.get(f"{product.url}/v1/responses/{first['id']}").json()["output"] == first["output"]
+        assert httpx.get(f"{product.url}/v1/responses/{first['id']}", timeout=PATIENCE_S).json()["output"] == first["output"]
         again = product.post("/v1/responses", {**ask, "input": "And?", "previous_response_id": first["id"]})
         assert again["output"][0]["content"] == second["output"][0]["content"]
         assert again["usage"]["input_tokens"] == second["usage"]["input_tokens"]

@@ -76,6 +76,8 @@ class Gateway:
     log: SharedEventLog
     near: MemoryEventLog
     commands: RedisCommands
+    holds: contextlib.ExitStack
+    """Lets go what a test holds, before the gateway ends: it waits for that, also after a test that failed."""
 
     @property
     def base_url(self) -> str:
@@ -145,17 +147,20 @@ async def running_gateway(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         server = _Server(uvicorn_config(app, shutdown_s=5))
         serving = asyncio.create_task(server.serve([listener]))
+        holds = contextlib.ExitStack()
         try:
             while not server.started:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             port, s = listener.getsockname()[1], state
-            yield Gateway(port, services, engine, s.service, s.readers, s.sessions, s.log, s.near, s.commands)
+            yield Gateway(port, services, engine, s.service, s.readers, s.sessions, s.log, s.near, s.commands, holds)
         finally:
+            holds.close()
             server.should_exit = True
-            await serving
-            await cleanup.aclose()
-            await engine.close()
-            await services.close()
+            async with asyncio.timeout(GUARD_S):
+                await serving
+                await cleanup.aclose()
+                await engine.close()
+                await services.close()
             listener.close()
 
 

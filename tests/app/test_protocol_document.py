@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.app.session_store import SessionServer
-from tests.app.stateful_gateway import KEY_A, Gateway, running_gateway
+from tests.app.stateful_gateway import GUARD_S, KEY_A, Gateway, running_gateway
 from tests.app.timers import Timers
 from tests.scripted_engine import Pause, Script
 
@@ -256,7 +256,7 @@ async def test_frames_that_are_none_of_ours_end_the_connection(gateway: Gateway)
 
 async def test_a_browser_connects_with_a_ticket_that_is_good_once(gateway: Gateway) -> None:
     headers = {"Authorization": f"Bearer {KEY_A}"}
-    async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=gateway.base_url, headers=headers, timeout=GUARD_S, trust_env=False) as http:
         ticket = (await http.post("/v1/tickets")).json()["ticket"]
     url = f"ws://127.0.0.1:{gateway.port}/v1/responses"
     async with connect(url, subprotocols=["trunkline", ticket], proxy=None) as socket:

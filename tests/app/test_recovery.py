@@ -349,6 +349,7 @@ async def test_after_redis_was_away_more_may_have_been_seen_than_is_logged(store
         await until_logged(first, d["id"], TEXT)
         freezer = Freezer(first)
         freezer.freeze()
+        await freezer.wait_settled()  # it is about to drop the log
         await store.start()
         second.commands.failed_at = -math.inf  # it may have been about to say that it lives
         await expire_lease(second, d["id"])

@@ -77,7 +77,7 @@ async def test_a_server_that_is_ended_finishes_its_answers(start: Callable[..., 
                 async with asyncio.timeout(GUARD_S):
                     while await is_ready(server.options.url):  # noqa: ASYNC110
                         await asyncio.sleep(0.005)
-                async with httpx.AsyncClient(base_url=server.options.url, trust_env=False) as other:
+                async with httpx.AsyncClient(base_url=server.options.url, timeout=GUARD_S, trust_env=False) as other:
                     refused = await other.get("/ready")
                     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
                 engine.submit(release_request())

@@ -40,10 +40,11 @@ async def two_gateways(store, script, **options):
 
 
 class Freezer:
-    """Stops a gateway's commands to Redis, as SIGSTOP or death would: those under way come to nothing until `thaw`."""
+    """Stops a gateway's commands to Redis, as SIGSTOP or death would, until `thaw`, which the gateway's end calls too."""
 
     def __init__(self, gateway):
         self._commands, self._run = gateway.commands, gateway.commands.run
+        gateway.holds.callback(self.thaw)
         self._thawed = asyncio.Event()
         self.is_reached = asyncio.Event()
 
@@ -54,6 +55,11 @@ class Freezer:
             return await self._run(command, timeout_s)
 
         self._commands.run = run
+
+    async def wait_settled(self):
+        """Until those that had been sent have ended."""
+        while self._commands.num_under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
 
     def thaw(self):
         self._commands.run = self._run

@@ -628,9 +628,13 @@ async def test_b33_a_slow_reader_within_the_window_gets_everything(store):
 
 async def test_b33_a_reader_that_never_reads_again_is_given_up(store):
     config = FILE_CONFIG.model_copy(update={"limits": FILE_CONFIG.limits.model_copy(update={"send_timeout_s": 0.2})})
-    text = "z" * 1000
+    part, num_parts = b"z" * 1000, 300  # more than all buffers hold, in however few events it comes
+    text = part.decode() * num_parts
+    script = [part] * num_parts
     async with (
-        running_gateway(store, slowly(text), file_config=config, send_buffer_bytes=4096) as gateway,
+        running_gateway(
+            store, lambda r: script, file_config=config, send_buffer_bytes=4096, max_model_len=2 * len(text)
+        ) as gateway,
         gateway.http() as http,
     ):
         async with gateway.socket(sock=small_socket(gateway.port), max_queue=1, close_timeout=0.1) as slow:

@@ -104,7 +104,8 @@ def check_nodes(
         assert_near(grouped, case.expected)
         if dtype == torch.float32:
             kernels.decode_attention(case.q, pool.kv, kernels.plan(case.flat, pool.shape, dtype), flat)
-            assert (flat - grouped).abs().max() <= 1e-6
+            # torch's operators sum in another order on each processor
+            assert (flat - grouped).abs().max() <= (4e-6 if kernels.name == "cpu" else 1e-6)
 
 
 def check_extends(
