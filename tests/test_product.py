@@ -257,7 +257,10 @@ def test_a_conversation_survives_a_restart_of_everything(tmp_path: Path, how: st
         else:
             assert product.stop() == 0
         product.start()
-        assert httpx.get(f"{product.url}/v1/responses/{first['id']}", timeout=PATIENCE_S).json()["output"] == first["output"]
+        assert (
+            httpx.get(f"{product.url}/v1/responses/{first['id']}", timeout=PATIENCE_S).json()["output"]
+            == first["output"]
+        )
         again = product.post("/v1/responses", {**ask, "input": "And?", "previous_response_id": first["id"]})
         assert again["output"][0]["content"] == second["output"][0]["content"]
         assert again["usage"]["input_tokens"] == second["usage"]["input_tokens"]
