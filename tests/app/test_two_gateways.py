@@ -40,7 +40,7 @@ async def two_gateways(store, script, **options):
 
 
 class Freezer:
-    """Stops a gateway's commands to Redis, as SIGSTOP or death would, until `thaw`, which the gateway's end calls too."""
+    """Stops a gateway's commands to Redis, as SIGSTOP or death would, until `thaw`, which its end calls too."""
 
     def __init__(self, gateway):
         self._commands, self._run = gateway.commands, gateway.commands.run

@@ -131,8 +131,8 @@ SLOWER = [
     if build.usable_isa(isa, dtype) == isa
     for who in (["max_isa", "the processor"] if isa != build.usable_isa(None, dtype) else ["the processor"])
 ]
-"""What this processor can do, but for the best of all, and who says that it shall do no more: `max_isa` only where there
-is more."""
+"""What this processor can do, but for the best of all, and who says that it shall do no more: `max_isa` only where
+there is more."""
 
 
 @pytest.mark.parametrize(("dtype", "isa", "who"), SLOWER)
