@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from kernels.batch import AttentionBatch, Extend, KVShape, Node, Tail
+from kernels.batch import AttentionBatch, DrawBatch, Extend, Int32Array, KVShape, Node, Tail
+from kernels.fixed_step import FixedStep, StepForm, StepLimits
 from kernels.interface import Kernels
 from kernels.kv_format import cache_dtype, layer_sizes
 
@@ -85,6 +86,12 @@ class CheckedKernels:
         check_batch(batch, shape)
         return CheckedPlan(batch, shape, dtype, self.kernels.plan(batch, shape, dtype))
 
+    def fixed_step(
+        self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int
+    ) -> "CheckedFixedStep | None":
+        step = self.kernels.fixed_step(limits, shape, dtype, vocab_size)
+        return None if step is None else CheckedFixedStep(step, limits, shape, dtype)
+
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: CheckedPlan
     ) -> torch.Tensor:
@@ -115,6 +122,30 @@ class CheckedKernels:
         merged, merged_lse = self.kernels.merge(values, lse)
         _check(merged_lse, (num_rows, num_heads), torch.float32)
         return _checked(merged, (num_rows, num_heads, head_dim), torch.float32), merged_lse
+
+
+class CheckedFixedStep:
+    """Steps that are written are checked, and what is launched over its plans."""
+
+    def __init__(self, step: FixedStep, limits: StepLimits, shape: KVShape, dtype: torch.dtype) -> None:
+        self._step = step
+        self._shape = shape
+        self._dtype = dtype
+        num_rows = limits.num_rows
+        self._rows = AttentionBatch([-1] * num_rows, [Tail([0], 1)] * num_rows)
+        self.token_ids = step.token_ids
+        self.positions = step.positions
+        self.forms = step.forms
+        self.draw = step.draw
+
+    def plan(self, form: StepForm) -> CheckedPlan:
+        return CheckedPlan(self._rows, self._shape, self._dtype, self._step.plan(form))
+
+    def try_write(
+        self, token_ids: Int32Array, positions: Int32Array, attention: AttentionBatch, draw: DrawBatch
+    ) -> StepForm | None:
+        check_batch(attention, self._shape)
+        return self._step.try_write(token_ids, positions, attention, draw)
 
 
 def check_batch(batch: AttentionBatch, shape: KVShape) -> None:

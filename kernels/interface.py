@@ -23,6 +23,7 @@ from kernels.cpu.backend import CpuKernels
 from kernels.cpu.build import ElementType, Isa, NativeUnavailable, ensure_library, usable_isa
 from kernels.cpu.native import NativeLibrary
 from kernels.cpu.self_test import flash_attention_works, packed_linear_works
+from kernels.fixed_step import FixedStep, StepLimits
 from kernels.reference.backend import ReferenceKernels
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,10 @@ class Kernels(Protocol):
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> Any:
         """Index tensors of a step, made once and used by every layer. dtype is that of weights and rows; the
         cache's too unless the shape has a quantisation. No slot comes twice."""
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int) -> FixedStep | None:
+        """Memory for decode steps whose launches are to be captured. None: this backend's cannot be. Make the largest
+        first: memory that all of them share is as large as it gets then."""
 
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: Any

@@ -12,6 +12,7 @@ import torch
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
 from kernels.batch import AttentionBatch, Int32Array, KVShape
+from kernels.fixed_step import FixedStep, StepLimits
 from kernels.interface import Kernels
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class Decoder:
     def plan(self, batch: AttentionBatch, shape: KVShape) -> Any:
         """What `forward` takes as its plan; shape is that of one layer's cache."""
         return self._kernels.plan(batch, shape, self.dtype)
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape) -> FixedStep | None:
+        """For `forward_on_device` and `logits`; None: these kernels have none."""
+        return self._kernels.fixed_step(limits, shape, self.dtype, self.config.vocab_size)
 
     def forward(
         self, token_ids: Int32Array, positions: Int32Array, kv: torch.Tensor, plan: Any, num_decodes: int
@@ -138,11 +143,12 @@ class Decoder:
             return x, x
         return kernels.linear_and_norm(activated, layer.down, x, next_norm, eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size]. Of the first rank only."""
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: rows of what `forward` returned. fp32 [rows, vocab_size], `out` if given. Of the first rank only."""
         assert self._head is not None, "this rank has no head"
         normed = self._kernels.rms_norm(hidden, self._norm, self.config.rms_norm_eps)
-        return self._kernels.linear(normed, self._head).float()
+        logits = self._kernels.linear(normed, self._head)
+        return logits.float() if out is None else out.copy_(logits)
 
 
 def _layer(i: int, weights: Weights, kernels: Kernels, own: Any, config: "ModelConfig") -> DecoderLayer:

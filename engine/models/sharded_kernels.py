@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from kernels.batch import AttentionBatch, KVShape
+from kernels.fixed_step import StepLimits
 from kernels.interface import Kernels
 
 
@@ -44,6 +45,10 @@ class ShardedKernels:
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> Any:
         return self._kernels.plan(batch, shape, dtype)
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int) -> None:
+        """The ranks behind the first are told each step anew."""
+        return None
 
     def rope_and_write_kv(
         self, heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor, plan: Any

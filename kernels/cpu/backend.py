@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, KVShape
 from kernels.cpu.plan import CpuPlan, ExtendPlan, NodePlan, Scratch, TailPlan, filled_up, make_plan
+from kernels.fixed_step import StepLimits
 from kernels.reference import functions
 
 
@@ -72,6 +73,9 @@ class CpuKernels:
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> CpuPlan:
         return make_plan(batch, shape, dtype, self._scratch)
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int) -> None:
+        return None
 
     def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return functions.merge(values, lse)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.batch import AttentionBatch, Extend, KVShape
+from kernels.fixed_step import StepLimits
 from kernels.kv_format import KVFormat, find_format
 from kernels.reference import functions
 
@@ -95,6 +96,9 @@ class ReferenceKernels:
             first_row += extend.num_rows
         kv_rows, quantised = functions.kv_rows(batch.slots, shape, device), find_format(shape.quantisation)
         return ReferencePlan(kv_rows, gather, unused, tuple(extends), quantised)
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int) -> None:
+        return None
 
     def merge(self, values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return functions.merge(values, lse)

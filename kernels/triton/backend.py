@@ -10,8 +10,10 @@ import torch.nn.functional as F
 import triton
 
 from kernels.batch import AttentionBatch, KVShape
+from kernels.fixed_step import StepLimits
 from kernels.triton.decode import attend_nodes, attend_tails, merge_parts
 from kernels.triton.extend import attend_extends
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.plan import MIN_ROWS, NodePlan, TailPlan, TritonPlan, make_plan
 from kernels.triton.pointwise import rms_norm_rows, silu_and_multiply
 from kernels.triton.rope import rotate_and_write
@@ -42,6 +44,8 @@ class TritonKernels:
         self._num_heads = num_heads
         self._tiles = tiles or tiles_for(device)
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
+        # what launches of fixed steps write to, should there be a larger one since
+        self._fixed_scratch: list[torch.Tensor] = []
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TritonLinear:
         own_bias = None if bias is None else bias.to(self._device, copy=True)
@@ -132,6 +136,13 @@ class TritonKernels:
 
     def plan(self, batch: AttentionBatch, shape: KVShape, dtype: torch.dtype) -> TritonPlan:
         return make_plan(batch, shape, self._num_heads // shape.num_kv_heads, self._tiles, self._device)
+
+    def fixed_step(self, limits: StepLimits, shape: KVShape, dtype: torch.dtype, vocab_size: int) -> TritonFixedStep:
+        group = self._num_heads // shape.num_kv_heads
+        step = TritonFixedStep(limits, shape, self._tiles, self._device, group=group, vocab_size=vocab_size)
+        self._parts(step.num_parts, self._num_heads, shape.head_dim)
+        self._fixed_scratch.append(self._scratch)
+        return step
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: TritonPlan, out: torch.Tensor) -> None:
         assert plan.tails is not None

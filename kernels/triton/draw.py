@@ -12,6 +12,8 @@ the value is known. What tokens of this value have above them is the same for al
 division.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 import triton
@@ -23,16 +25,25 @@ from kernels.triton.tiles import tiles_for
 LAST_KEY = tl.constexpr(0x7FFFFFFF)
 
 
+class DrawArrays(NamedTuple):
+    """`kernels.batch.DrawBatch` on the device."""
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    """0: off; less than there are tokens."""
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+    seeds: torch.Tensor
+    choices: torch.Tensor
+    positions: torch.Tensor
+
+
 def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
     """As `kernels.interface.TokenDraw`."""
     num_rows, vocab_size = logits.shape
-    assert logits.is_contiguous()
-    tiles = tiles_for(logits.device)
     device = logits.device
     top_ks = np.where(batch.top_ks < vocab_size, batch.top_ks, 0)  # all of them is no filter, and draws alike
-    drawn = torch.empty(2, num_rows, dtype=torch.int64, device=device)
-    draw_tokens[(num_rows,)](
-        logits,
+    arrays = DrawArrays(
         torch.from_numpy(batch.temperatures).to(device),
         torch.from_numpy(top_ks).to(device),
         torch.from_numpy(batch.top_ps).to(device),
@@ -40,6 +51,21 @@ def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
         torch.from_numpy(batch.seeds).to(device),
         torch.from_numpy(batch.choices).to(device),
         torch.from_numpy(batch.positions).to(device),
+    )
+    drawn = torch.empty(2, num_rows, dtype=torch.int64, device=device)
+    launch_draw(logits, arrays, drawn)
+    return drawn
+
+
+def launch_draw(logits: torch.Tensor, arrays: DrawArrays, drawn: torch.Tensor) -> None:
+    """drawn: as `draw` returns it."""
+    num_rows, vocab_size = logits.shape
+    assert logits.is_contiguous()
+    assert drawn.is_contiguous()
+    tiles = tiles_for(logits.device)
+    draw_tokens[(num_rows,)](
+        logits,
+        *arrays,
         drawn,
         num_rows,
         VOCABULARY=vocab_size,
@@ -47,7 +73,6 @@ def draw(logits: torch.Tensor, batch: DrawBatch) -> torch.Tensor:
         FILTER_TILE=tiles.search_tokens,
         **tiles.draw.options,
     )
-    return drawn
 
 
 @triton.jit

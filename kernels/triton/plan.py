@@ -80,8 +80,45 @@ class TritonPlan:
 Arrays = dict[str, Sequence[int] | Int32Array]
 
 
+@dataclass(frozen=True, slots=True)
+class PlanNumbers:
+    """A plan on the host: arrays by group ("step", "nodes", "tails", "extends") and name."""
+
+    tile_rows: int
+    arrays: dict[str, Arrays]
+
+    def num_items(self, group: str) -> int:
+        return self.arrays[group]["item_count"][0]
+
+    @property
+    def num_parts(self) -> int:
+        return self.arrays["tails"]["row_parts"][-1]
+
+
 def make_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, device: torch.device) -> TritonPlan:
     """group: query heads of one KV head."""
+    most_rows = max((len(node.rows) for node in batch.nodes), default=0) * group
+    numbers = number_plan(batch, shape, group, tiles, find_tile_rows(most_rows, tiles))
+    nodes, tails, extends = (numbers.num_items(name) for name in ("nodes", "tails", "extends"))
+    on_device = _to_device(numbers.arrays, device)
+    return TritonPlan(
+        **on_device["step"],
+        nodes=NodePlan(num_items=nodes, tile_rows=numbers.tile_rows, **on_device["nodes"]) if nodes else None,
+        tails=TailPlan(num_items=tails, num_parts=numbers.num_parts, **on_device["tails"]) if tails else None,
+        extends=ExtendPlan(num_items=extends, **on_device["extends"]) if extends else None,
+    )
+
+
+def find_tile_rows(most_rows: int, tiles: Tiles) -> int:
+    """Of nodes of which the largest has `most_rows` (reader, head) pairs."""
+    tile_rows = MIN_ROWS
+    while tile_rows < min(tiles.max_node_rows, most_rows):
+        tile_rows *= 2
+    return tile_rows
+
+
+def number_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, tile_rows: int) -> PlanNumbers:
+    """tile_rows: (reader, head) pairs of one program of a node."""
     tables: list[Node | Tail | Extend] = [*batch.nodes, *batch.tails, *batch.extends]
     starts = _starts(len(table.block_ids) for table in tables)
     first_tail = len(batch.nodes)
@@ -104,64 +141,51 @@ def make_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, d
             reader_parts.append(next_parts[row])
             next_parts[row] += pieces
 
-    tile_rows, nodes = _node_items([len(node.rows) * group for node in batch.nodes], node_pieces, tiles.max_node_rows)
+    nodes = _node_items([len(node.rows) * group for node in batch.nodes], node_pieces, tile_rows)
     tails = [(row, piece) for row, pieces in enumerate(tail_pieces) for piece in range(pieces)]
     extends = [
         (i, tile)
         for i, extend in enumerate(batch.extends)
         for tile in range(-(-extend.num_rows * group // tiles.extend_rows))
     ]
-    on_device = _to_device(
-        {
-            "step": {"slots": batch.slots, "blocks": blocks},
-            "nodes": {
-                "item_count": [len(nodes)],
-                **_columns(nodes, "item_nodes", "item_tiles", "item_pieces"),
-                "node_blocks": starts[:first_tail],
-                "node_tokens": node_tokens,
-                "node_readers": _starts(len(node.rows) for node in batch.nodes),
-                "reader_rows": [row for node in batch.nodes for row in node.rows],
-                "reader_parts": reader_parts,
-            },
-            "tails": {
-                "item_count": [len(tails)],
-                **_columns(tails, "item_rows", "item_pieces"),
-                "tail_blocks": starts[first_tail:first_extend],
-                "tail_tokens": [tail.num_tokens for tail in batch.tails],
-                "tail_parts": next_parts,
-                "row_parts": row_parts,
-            },
-            "extends": {
-                "item_count": [len(extends)],
-                **_columns(extends, "item_extends", "item_tiles"),
-                "extend_blocks": starts[first_extend:-1],
-                "extend_context": [extend.num_context_tokens for extend in batch.extends],
-                "extend_rows": _starts(extend.num_rows for extend in batch.extends),
-            },
+    arrays: dict[str, Arrays] = {
+        "step": {"slots": batch.slots, "blocks": blocks},
+        "nodes": {
+            "item_count": [len(nodes)],
+            **_columns(nodes, "item_nodes", "item_tiles", "item_pieces"),
+            "node_blocks": starts[:first_tail],
+            "node_tokens": node_tokens,
+            "node_readers": _starts(len(node.rows) for node in batch.nodes),
+            "reader_rows": [row for node in batch.nodes for row in node.rows],
+            "reader_parts": reader_parts,
         },
-        device,
-    )
-    return TritonPlan(
-        **on_device["step"],
-        nodes=NodePlan(num_items=len(nodes), tile_rows=tile_rows, **on_device["nodes"]) if nodes else None,
-        tails=TailPlan(num_items=len(tails), num_parts=row_parts[-1], **on_device["tails"]) if tails else None,
-        extends=ExtendPlan(num_items=len(extends), **on_device["extends"]) if extends else None,
-    )
+        "tails": {
+            "item_count": [len(tails)],
+            **_columns(tails, "item_rows", "item_pieces"),
+            "tail_blocks": starts[first_tail:first_extend],
+            "tail_tokens": [tail.num_tokens for tail in batch.tails],
+            "tail_parts": next_parts,
+            "row_parts": row_parts,
+        },
+        "extends": {
+            "item_count": [len(extends)],
+            **_columns(extends, "item_extends", "item_tiles"),
+            "extend_blocks": starts[first_extend:-1],
+            "extend_context": [extend.num_context_tokens for extend in batch.extends],
+            "extend_rows": _starts(extend.num_rows for extend in batch.extends),
+        },
+    }
+    return PlanNumbers(tile_rows, arrays)
 
 
-def _node_items(node_rows: list[int], node_pieces: list[int], max_rows: int) -> tuple[int, list[tuple[int, int, int]]]:
-    """How many rows a tile has, and (node, tile, piece) of each program; the tiles of a piece follow one another, as
-    they read the same tokens."""
-    tile_rows = MIN_ROWS
-    while tile_rows < min(max_rows, max(node_rows, default=0)):
-        tile_rows *= 2
-    items = [
+def _node_items(node_rows: list[int], node_pieces: list[int], tile_rows: int) -> list[tuple[int, int, int]]:
+    """(node, tile, piece) of each program; the tiles of a piece follow one another, as they read the same tokens."""
+    return [
         (node, tile, piece)
         for node, (rows, pieces) in enumerate(zip(node_rows, node_pieces, strict=True))
         for piece in range(pieces)
         for tile in range(-(-rows // tile_rows))
     ]
-    return tile_rows, items
 
 
 def _starts(sizes: Iterable[int]) -> list[int]:
