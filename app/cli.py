@@ -154,6 +154,10 @@ def serve(
     shared_attention: Annotated[
         SharedAttention, typer.Option(help="Read KV blocks once for all chats that share them; auto: where it pays.")
     ] = SharedAttention.auto,
+    enforce_eager: Annotated[
+        bool,
+        typer.Option("--enforce-eager", help="On a GPU: no graphs of decode steps; starts sooner, steps take longer."),
+    ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Logits to the same bits in any company and order; some speed.")
     ] = False,
@@ -218,6 +222,7 @@ def serve(
         threads=threads,
         kernels=kernels.value,
         shared_attention=shared_attention.value,
+        enforce_eager=enforce_eager,
         deterministic=deterministic,
         check_kv=check_kv,
     )

@@ -81,6 +81,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The best instructions that compiled CPU kernels may use; none: nothing is compiled, torch's operators serve."""
     shared_attention: Literal["auto", "always", "never"] = "auto"
     """Blocks that decode rows share are read once for all of them: where it pays, wherever it can be, or never."""
+    enforce_eager: bool = False
+    """On a GPU: no graphs are captured, and each step's launches are made one by one."""
     deterministic: bool = False
     """A row's logits have the same bits in every batch, however its K and V came about. C++ decoder only."""
     enable_prefix_caching: bool = True

@@ -10,12 +10,15 @@ from engine import logprobs
 from engine.attention_timing import ensure_node_cost
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
+from engine.decode_graphs import DecodeGraphs
 from engine.device import available_bytes, check_devices, resolve_device, take_device
 from engine.errors import EngineDeadError, EngineError
+from engine.graph_capture import CudaGraphCapture, GraphCapture
 from engine.kv_tensors import KVTensors
 from engine.machine import available_memory_bytes
 from engine.memory_plan import MemoryPlan, check_weights_fit, plan_memory
 from engine.models.choose import choose_decoder, choose_draw, choose_moves, find_kernels_dir
+from engine.models.decoder import Decoder
 from engine.models.fingerprint import resolve_dtype
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.shard import WHOLE, split_config
@@ -30,6 +33,7 @@ from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
 from engine.swap_cost import SwapTime
+from engine.warm_up import compile_kernels
 from kernels.batch import KVQuantisation, KVShape
 from kernels.cpu.native import StepArrays
 from kernels.kv_format import token_bytes
@@ -41,9 +45,11 @@ class ModelRunner:
     Raises ModelNotSupported and NotEnoughMemory while loading; nothing of it depends on the scheduler.
     """
 
-    def __init__(self, model: PreparedModel, config: EngineConfig) -> None:
+    def __init__(self, model: PreparedModel, config: EngineConfig, capture: GraphCapture | None = None) -> None:
+        """capture: in place of the device's own, which a CPU has none of."""
         with ExitStack() as stack:
             self._load(model, config, stack)
+            self._graphs = self._prepare_launches(config, capture)
             self._at_end = stack.pop_all()
 
     def _load(self, model: PreparedModel, config: EngineConfig, stack: ExitStack) -> None:
@@ -118,6 +124,21 @@ class ModelRunner:
         if self._ranks is not None:
             self._ranks.wait_loaded()
 
+    @torch.inference_mode()
+    def _prepare_launches(self, config: EngineConfig, capture: GraphCapture | None) -> DecodeGraphs | None:
+        """Compiles what has to be, and captures what can be."""
+        decoder, kv, max_rows = self._decoder, self._kv, config.max_num_seqs
+        if not isinstance(decoder, Decoder):
+            return None
+        if kv.is_cuda and self._ranks is None:
+            compile_kernels(decoder, self._blocks, choose_draw(decoder), max_rows)
+            capture = capture or CudaGraphCapture()
+        if capture is None or config.enforce_eager:
+            return None
+        max_tokens = self.plan.max_model_len
+        graphs = DecodeGraphs(decoder, kv, self._kv_shape, capture, max_rows=max_rows, max_tokens=max_tokens)
+        return graphs if graphs.num_graphs else None
+
     def listen(self, listener: Callable[[EngineDeadError], None]) -> None:
         """Called once, from another thread, when a rank has ended and no further step can work."""
         if self._ranks is not None:
@@ -134,6 +155,10 @@ class ModelRunner:
             with self._together(batch):
                 self._blocks.move(batch.transfers)
             return StepResult([])
+        if self._graphs is not None and batch.num_decodes == len(batch.sequences):
+            tokens = self._try_graph(self._graphs, batch)
+            if tokens is not None:
+                return StepResult(tokens)
         tensors, hidden = self._forward(batch)
         tokens = []
         if tensors.sampled:
@@ -143,6 +168,19 @@ class ModelRunner:
             rows.sequence.request_id: self._prompt_logprobs(hidden, rows) for rows in tensors.prompt_rows
         }
         return StepResult(tokens, prompt_logprobs)
+
+    def _try_graph(self, graphs: DecodeGraphs, batch: ScheduledBatch) -> list[SampledToken] | None:
+        """The step as one launch; None, and nothing is done, if there is no graph for it."""
+        tensors = BatchTensors.build(batch, self._kv_shape.block_size)
+        if tensors.prompt_rows:
+            return None
+        draw = self._sampler.draw_batch(tensors.sampled)
+        step = graphs.try_write(tensors.token_ids, tensors.positions, tensors.attention, draw)
+        if step is None:
+            return None
+        self._blocks.move(batch.transfers)
+        step.launch()
+        return self._sampler.take(step, tensors.sampled)
 
     def _draw(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         if isinstance(self._decoder, PackedDecoder) and self._sampler.takes_largest(sequences):

@@ -12,10 +12,12 @@ import torch
 
 from engine import device_draw, logprobs, penalties
 from engine.cpu_draw import CpuDraw, Floats
+from engine.decode_graphs import GraphStep
 from engine.draw_batches import DrawBatches
 from engine.noise import Noise
 from engine.scheduled_batch import SampledToken
 from engine.sequence import Sequence
+from kernels.batch import DrawBatch
 from kernels.interface import TokenDraw
 
 
@@ -74,6 +76,25 @@ class Sampler:
             ids, is_finite = self._draw_rows(logits.numpy(), kinds)
         else:
             ids, is_finite = self._draw_on_device(logits, kinds)
+        return self._tokens(kinds, ids, is_finite, raw)
+
+    def draw_batch(self, sequences: list[Sequence]) -> DrawBatch:
+        """For a step that draws by itself. A list that comes again must not have changed."""
+        return self._draw_batches.of(sequences)
+
+    def take(self, step: GraphStep, sequences: list[Sequence]) -> list[SampledToken]:
+        """What a step launched with `draw_batch` has drawn; what its logits have to be changed for is drawn anew."""
+        kinds = self._kinds_of(sequences)
+        if kinds.adjustable:
+            return self.sample(step.logits, sequences)
+        ids, is_finite = step.wait()
+        return self._tokens(kinds, ids, is_finite, step.logits[kinds.with_logprobs] if kinds.with_logprobs else None)
+
+    def _tokens(
+        self, kinds: _Kinds, ids: list[int], is_finite: list[bool], raw: torch.Tensor | None
+    ) -> list[SampledToken]:
+        """raw: logits of `kinds.with_logprobs`, if there are such rows."""
+        sequences = kinds.sequences
         tokens = [SampledToken(token_id) for token_id in ids]
         if raw is not None:
             rows = kinds.with_logprobs

@@ -47,7 +47,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = tmp_path / "t.toml"
     config.touch()
     words = f"--host ::1 --port 9 --model {model} --config {config} --redis-url redis://r --device cpu --dtype float32"
-    words += " --kv-dtype int8"
+    words += " --kv-dtype int8 --enforce-eager"
     more = "--max-model-len 99 --block-size 32 --num-blocks 7 --max-num-seqs 5 --max-num-batched-tokens 64 --threads 3"
     host = "--host-cache-bytes 512MiB --tensor-parallel 2 --kernels reference --shared-attention always --deterministic"
     processes = (
@@ -74,6 +74,7 @@ def test_options_arrive(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             device="cpu",
             dtype="float32",
             kv_dtype="int8",
+            enforce_eager=True,
             max_model_len=99,
             block_size=32,
             num_blocks=7,
