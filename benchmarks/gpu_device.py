@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.graph_capture import CudaGraphCapture, GraphCapture
+
 Call = Callable[[], object]
 RANDOM_VALUES = 1 << 26
 MIN_ROUNDS, MAX_ROUNDS = 3, 60
@@ -27,6 +29,13 @@ class Clock:
         """Raises OutOfTime. Before each thing that can be left out."""
         if time.monotonic() > self._end:
             raise OutOfTime(f"after {self.seconds:.0f} s")
+
+
+class NoGraphs:
+    """Launches are made one by one each time."""
+
+    def capture(self, launch: Call) -> Call:
+        return launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +82,12 @@ class Device:
         if not self.is_dry:
             torch.cuda.empty_cache()
 
+    def graph_capture(self) -> GraphCapture:
+        return NoGraphs() if self.is_dry else CudaGraphCapture()
+
     def capture(self, call: Call) -> Call:
-        """The call's launches as one graph; what it reads and writes must stay where it is. Called twice here."""
-        if self.is_dry:
-            return call
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return graph.replay
+        """The call's launches as one graph; what it reads and writes must stay where it is."""
+        return self.graph_capture().capture(call)
 
     def warm_up(self, calls: Iterable[Call]) -> None:
         """Compiles and loads what has to be, and makes memory that is used again as large as it will be, before a graph

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from benchmarks.gpu_cache import BLOCK_SIZE, Cache
 from benchmarks.gpu_device import Clock, Device
 from benchmarks.gpu_failure import note
 from benchmarks.gpu_work import DecodeCase, ModelShape, Sizes, decode_cases
+from engine.decode_graphs import ROW_TOKENS, DecodeGraphs, GraphStep
 from engine.models.decoder import Decoder
 from engine.models.shard import WHOLE
 from engine.models.weights import expected_shapes
-from kernels.batch import AttentionBatch, Extend
+from kernels.batch import AttentionBatch, DrawBatch, Extend, Int32Array
 from kernels.triton.backend import TritonKernels
+from kernels.triton.draw import draw
 
 
 class RandomWeights:
@@ -50,12 +52,10 @@ class Model:
         config: Any = self.shape
         self.decoder = Decoder(config, weights, kernels, device.device, num_positions)
 
-    def numbers(self, values: Any) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=torch.int64, device=self.device.device)
-
 
 class DecodeSteps:
-    """One case: from the newest tokens' ids to the next ones', the largest logit taken."""
+    """One case: from the newest tokens' ids to the next ones', the largest logit taken, as the engine's graphs do it
+    and by the same launches one by one."""
 
     def __init__(self, model: Model, case: DecodeCase) -> None:
         self._model = model
@@ -64,27 +64,23 @@ class DecodeSteps:
         self._cache = Cache(model.device, case.model, num_blocks)
         self._trunk = self._cache.blocks(case.trunk_tokens)
         self._own = [self._cache.blocks(case.own_tokens) for _ in range(case.num_rows)]
-        self._ids = model.numbers(range(case.num_rows))
-        self._positions = model.numbers([case.trunk_tokens + case.own_tokens - 1] * case.num_rows)
+        self._ids = np.arange(case.num_rows, dtype=np.int32)
+        self._greedy = _greedy(case.num_rows)
 
     def measure(self) -> Document:
         case, device = self._case, self._model.device
+        graphs, flat_graphs = self._capture(ROW_TOKENS), self._capture((case.trunk_tokens + case.own_tokens,))
         start = time.perf_counter()
-        plan = self._plan(case.own_tokens, is_grouped=True)
+        step = self._write(graphs, self._ids, case.own_tokens)
         plan_ms = (time.perf_counter() - start) * 1000
-        flat_plan = self._plan(case.own_tokens, is_grouped=False)
-        drawn = torch.empty_like(self._ids)
-        eager, flat = (lambda p=p: self._step(p, drawn) for p in (plan, flat_plan))
-        flat()
-        eager()
-        expected = drawn.clone()
-        graph, flat_graph = device.capture(eager), device.capture(flat)
-        drawn.zero_()
-        graph()
-        is_equal = torch.equal(drawn, expected)
-        calls = {"eager": eager, "graph": graph, "flat_graph": flat_graph}
+        flat_step = self._write(flat_graphs, self._ids, case.own_tokens, is_grouped=False)
+        eager = self._eager_step()
+        expected = eager()[0].tolist()
+        step.launch()
+        is_equal = step.wait()[0] == expected
+        calls = {"eager": eager, "graph": step.launch, "flat_graph": flat_step.launch}
         times = device.times(calls, seconds=0.6)
-        decode_s = self._decode(plan, drawn, graph)
+        decode_s = self._decode(graphs)
         steps = self._model.sizes.decode_steps
         return {
             "plan_ms": plan_ms,
@@ -93,42 +89,67 @@ class DecodeSteps:
             "decode": {"steps": steps, "s": decode_s, "tok_s": case.num_rows * steps / decode_s},
         }
 
-    def _plan(self, own_tokens: int, *, is_grouped: bool) -> Any:
-        batch = decode_batch(self._trunk, self._own, own_tokens, is_grouped=is_grouped)
-        return self._model.decoder.plan(batch, self._cache.shape)
+    def _capture(self, row_tokens: tuple[int, ...]) -> DecodeGraphs:
+        case, model = self._case, self._model
+        return DecodeGraphs(
+            model.decoder,
+            self._cache.kv,
+            self._cache.shape,
+            model.device.graph_capture(),
+            row_counts=[case.num_rows],
+            max_tokens=case.trunk_tokens + case.own_tokens,
+            row_tokens=row_tokens,
+        )
 
-    def _step(self, plan: Any, drawn: torch.Tensor) -> None:
-        decoder, num_rows = self._model.decoder, self._case.num_rows
-        hidden = decoder.forward_on_device(self._ids, self._positions, self._cache.kv, plan, num_rows)
-        torch.argmax(decoder.logits(hidden), -1, out=drawn)
+    def _batch(self, own_tokens: int, *, is_grouped: bool) -> AttentionBatch:
+        return decode_batch(self._trunk, self._own, own_tokens, is_grouped=is_grouped)
 
-    def _decode(self, plan: Any, drawn: torch.Tensor, graph: Any) -> float:
-        """Seconds of real steps up to the case's length, each planned anew, its numbers brought to where the graph
-        reads them; no token is waited for."""
+    def _write(self, graphs: DecodeGraphs, ids: Int32Array, own_tokens: int, *, is_grouped: bool = True) -> GraphStep:
+        step = graphs.try_write(
+            ids, self._positions(own_tokens), self._batch(own_tokens, is_grouped=is_grouped), self._greedy
+        )
+        assert step is not None
+        return step
+
+    def _positions(self, own_tokens: int) -> Int32Array:
+        return np.full(self._case.num_rows, self._case.trunk_tokens + own_tokens - 1, dtype=np.int32)
+
+    def _eager_step(self) -> Callable[[], torch.Tensor]:
+        case, decoder = self._case, self._model.decoder
+        plan = decoder.plan(self._batch(case.own_tokens, is_grouped=True), self._cache.shape)
+        positions = self._positions(case.own_tokens)
+
+        def step() -> torch.Tensor:
+            hidden = decoder.forward(self._ids, positions, self._cache.kv, plan, case.num_rows)
+            return draw(decoder.logits(hidden), self._greedy)
+
+        return step
+
+    def _decode(self, graphs: DecodeGraphs) -> float:
+        """Seconds of real steps up to the case's length, each planned anew and its tokens waited for, as they are what
+        the next one reads."""
         case, device = self._case, self._model.device
-        steps = self._model.sizes.decode_steps
+        steps, ids = self._model.sizes.decode_steps, self._ids
         device.synchronize()
         start = time.perf_counter()
         for own_tokens in range(case.own_tokens - steps + 1, case.own_tokens + 1):
-            refresh(plan, self._plan(own_tokens, is_grouped=True))
-            self._positions.fill_(case.trunk_tokens + own_tokens - 1)
-            graph()
-            self._ids.copy_(drawn)
-        device.synchronize()
+            step = self._write(graphs, ids, own_tokens)
+            step.launch()
+            ids = np.array(step.wait()[0], dtype=np.int32)
         return time.perf_counter() - start
 
 
-def refresh(plan: Any, fresh: Any) -> None:
-    """A captured plan gets the numbers of another one of the same sizes."""
-    for each in fields(plan):
-        old, new = getattr(plan, each.name), getattr(fresh, each.name)
-        if isinstance(old, torch.Tensor):
-            assert old.shape == new.shape, f"{each.name}: expected {tuple(old.shape)}, got {tuple(new.shape)}"
-            old.copy_(new)
-        elif is_dataclass(old):
-            refresh(old, new)
-        else:
-            assert old == new, f"{each.name}: expected {old}, got {new}"
+def _greedy(num_rows: int) -> DrawBatch:
+    zeros = np.zeros(num_rows, dtype=np.int64)
+    return DrawBatch(
+        temperatures=zeros.astype(np.float32),
+        top_ks=zeros.astype(np.int32),
+        top_ps=np.ones(num_rows),
+        min_ps=np.zeros(num_rows),
+        seeds=zeros,
+        choices=zeros.astype(np.int32),
+        positions=zeros,
+    )
 
 
 def measure_decode(model: Model, clock: Clock, found: Document) -> None:

@@ -5,7 +5,7 @@ place (`kernels.fixed_step`), and what it launches is captured when the engine s
 smallest that holds it, and its launches are made again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ ROW_TOKENS = (1024, 8192)
 short answers have graphs with fewer of them."""
 
 
-def find_bucket_sizes(max_rows: int) -> list[int]:
+def find_row_counts(max_rows: int) -> list[int]:
     """Ascending: the powers of two below it, and itself."""
     return [1 << exponent for exponent in range((max_rows - 1).bit_length())] + [max_rows]
 
@@ -83,7 +83,8 @@ class GraphStep:
 
 
 class DecodeGraphs:
-    """Of up to `max_rows` rows of up to `max_tokens` tokens, over a cache `kv` as `Decoder.forward` takes it."""
+    """For each of `row_counts`, ascending, of rows of up to `max_tokens` tokens, over a cache `kv` as `Decoder.forward`
+    takes it. row_tokens: as `kernels.fixed_step.StepLimits` has it."""
 
     def __init__(
         self,
@@ -92,17 +93,19 @@ class DecodeGraphs:
         shape: KVShape,
         capture: GraphCapture,
         *,
-        max_rows: int,
+        row_counts: Sequence[int],
         max_tokens: int,
+        row_tokens: tuple[int, ...] = ROW_TOKENS,
     ) -> None:
         self._decoder = decoder
         self._kv = kv
+        max_rows = row_counts[-1]
         self._logits = torch.empty(max_rows, decoder.config.vocab_size, dtype=torch.float32, device=kv.device)
         self._drawn = DrawnIds(max_rows, kv.device)
         self._buckets: list[_Bucket] = []
         # the largest first: what the others allocate fits into what it has allocated
-        for num_rows in reversed(find_bucket_sizes(max_rows)):
-            step = decoder.fixed_step(StepLimits(num_rows, ROW_TOKENS, max_tokens), shape)
+        for num_rows in reversed(row_counts):
+            step = decoder.fixed_step(StepLimits(num_rows, row_tokens, max_tokens), shape)
             if step is None:
                 return
             graphs = {

@@ -7,7 +7,7 @@ import torch
 
 
 class GraphCapture(Protocol):
-    def capture(self, launch: Callable[[], None]) -> Callable[[], object]:
+    def capture(self, launch: Callable[[], object]) -> Callable[[], object]:
         """`launch` is called once for what it compiles and allocates, and then recorded; what comes back launches the
         same. What it reads and writes must stay where it is; what it allocates is used by other graphs too."""
 
@@ -19,7 +19,7 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def capture(self, launch: Callable[[], None]) -> Callable[[], object]:
+    def capture(self, launch: Callable[[], object]) -> Callable[[], object]:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             launch()

@@ -10,7 +10,7 @@ from engine import logprobs
 from engine.attention_timing import ensure_node_cost
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
-from engine.decode_graphs import DecodeGraphs
+from engine.decode_graphs import DecodeGraphs, find_row_counts
 from engine.device import available_bytes, check_devices, resolve_device, take_device
 from engine.errors import EngineDeadError, EngineError
 from engine.graph_capture import CudaGraphCapture, GraphCapture
@@ -135,8 +135,8 @@ class ModelRunner:
             capture = capture or CudaGraphCapture()
         if capture is None or config.enforce_eager:
             return None
-        max_tokens = self.plan.max_model_len
-        graphs = DecodeGraphs(decoder, kv, self._kv_shape, capture, max_rows=max_rows, max_tokens=max_tokens)
+        counts, max_tokens = find_row_counts(max_rows), self.plan.max_model_len
+        graphs = DecodeGraphs(decoder, kv, self._kv_shape, capture, row_counts=counts, max_tokens=max_tokens)
         return graphs if graphs.num_graphs else None
 
     def listen(self, listener: Callable[[EngineDeadError], None]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine.decode_graphs import find_bucket_sizes
+from engine.decode_graphs import find_row_counts
 from engine.kv_tensors import KVTensors
 from engine.models.decoder import Decoder
 from engine.scheduled_batch import BlockCopy, Transfers
@@ -22,7 +22,7 @@ def compile_kernels(decoder: Decoder, blocks: KVTensors, draw: TokenDraw | None,
     """
     shape = blocks.shape
     most = min(max_rows, MAX_READERS, shape.num_blocks * shape.block_size - EXTEND_ROWS)
-    for num_readers in find_bucket_sizes(most):
+    for num_readers in find_row_counts(most):
         hidden = _step(decoder, blocks, num_readers)
     logits = decoder.logits(hidden[:1])
     if draw is not None:

@@ -44,8 +44,6 @@ class TritonKernels:
         self._num_heads = num_heads
         self._tiles = tiles or tiles_for(device)
         self._scratch = torch.empty(0, dtype=torch.float32, device=device)
-        # what launches of fixed steps write to, should there be a larger one since
-        self._fixed_scratch: list[torch.Tensor] = []
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> TritonLinear:
         own_bias = None if bias is None else bias.to(self._device, copy=True)
@@ -141,7 +139,7 @@ class TritonKernels:
         group = self._num_heads // shape.num_kv_heads
         step = TritonFixedStep(limits, shape, self._tiles, self._device, group=group, vocab_size=vocab_size)
         self._parts(step.num_parts, self._num_heads, shape.head_dim)
-        self._fixed_scratch.append(self._scratch)
+        step.scratch = self._scratch
         return step
 
     def decode_attention(self, q: torch.Tensor, kv: torch.Tensor, plan: TritonPlan, out: torch.Tensor) -> None:

@@ -17,6 +17,9 @@ from kernels.triton.tiles import Tiles
 class TritonFixedStep:
     """As `kernels.fixed_step.FixedStep`."""
 
+    scratch: torch.Tensor
+    """Where its launches put parts: held here, as kernels that need more later take other memory."""
+
     def __init__(
         self,
         limits: StepLimits,

@@ -10,7 +10,7 @@ import torch
 
 from engine import decode_graphs
 from engine.config import EngineConfig
-from engine.decode_graphs import find_bucket_sizes
+from engine.decode_graphs import find_row_counts
 from engine.model_runner import ModelRunner
 from engine.models import choose
 from engine.models.prepare import prepare
@@ -94,7 +94,7 @@ def device_memory(runner: ModelRunner) -> list[torch.Tensor]:
 
 
 def test_powers_of_two_and_the_most() -> None:
-    assert [find_bucket_sizes(n) for n in (1, 2, 3, 8, 64, 100)] == [
+    assert [find_row_counts(n) for n in (1, 2, 3, 8, 64, 100)] == [
         [1],
         [1, 2],
         [1, 2, 3],
