@@ -1,5 +1,5 @@
-"""Greedy text of fifty prompts is the same with the C++ decoder as with the reference backend, however the shared
-beginnings are read (fp32, shadow KV on)."""
+"""Greedy text of fifty prompts is the same with the kernels under test as with the reference backend, however the
+shared beginnings are read (fp32, shadow KV on)."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +10,14 @@ import pytest
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.model_runner import ModelRunner
+from engine.models.decoder import Decoder
 from engine.models.packed_decoder import PackedDecoder
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
+from tests import kernels_under_test
 from tests.kernels.libraries import compiler
 from tests.tiny_model import make_tiny
 
@@ -48,6 +50,7 @@ QUESTIONS = (
     "Thank you!",
     "Summarise the notice in one sentence.",
 )
+DECODER = PackedDecoder if kernels_under_test.NAME == "auto" else Decoder
 ENGINES: dict[str, dict[str, Any]] = {
     "reference": {"kernels": "reference", "shared_attention": "never"},
     "nodes for all that is shared": {"shared_attention": "always"},
@@ -69,7 +72,7 @@ def answers(
         model_dir=str(model.path), device="cpu", dtype="float32", check_kv=True, num_blocks=1000, **settings
     )
     runner = ModelRunner(model, config)
-    assert isinstance(runner._decoder, PackedDecoder) == (config.kernels != "reference")
+    assert type(runner._decoder) is (DECODER if config.kernels != "reference" else Decoder)
     core = EngineCore(config, runner.info, runner, runner.identity)
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, eos_token_ids=model.manifest.eos_token_ids)
     told: dict[str, list[int]] = {}
@@ -89,7 +92,8 @@ def answers(
 def assert_all_say_the_same(
     model: PreparedModel, max_tokens: int, choose: Callable[[list[list[int]]], list[list[int]]]
 ) -> None:
-    compiler()
+    if DECODER is PackedDecoder:
+        compiler()
     chosen = choose(prompts(Tokenizer.load(model)))
     expected = answers(model, chosen, max_tokens, ENGINES["reference"])
     assert len({tuple(ids) for ids in expected}) > len(chosen) // 2
@@ -102,7 +106,7 @@ def assert_all_say_the_same(
 def test_fifty_prompts_to_a_tiny_model(family: str, tmp_path: Path) -> None:
     source = make_tiny(tmp_path / "tiny", family, max_position_embeddings=1024, tie_word_embeddings=False)
     model = prepare(str(source), tmp_path / "state", "float32", lambda *_: None)
-    assert_all_say_the_same(model, 16, lambda all_of_them: all_of_them)
+    assert_all_say_the_same(model, 16, lambda all_of_them: kernels_under_test.some_of(all_of_them, 7))
 
 
 def test_eight_prompts_to_the_demo_model(demo_model_fp32: PreparedModel) -> None:

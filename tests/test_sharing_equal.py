@@ -22,6 +22,7 @@ from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
+from tests.kernels_under_test import ORACLE
 from tests.tiny_model import make_tiny
 
 NUM_PROMPTS = 50
@@ -152,12 +153,13 @@ class Case:
         return [self.engine.request(prompt) for prompt in range(NUM_PROMPTS)]
 
 
-def make_case(engine: Engine, num_forked: int = NUM_PROMPTS) -> Case:
-    core = engine.core(enable_prefix_caching=False)
+def make_case(engine: Engine, oracle: Engine | None = None, num_forked: int = NUM_PROMPTS) -> Case:
+    oracle = oracle or engine
+    core = oracle.core(enable_prefix_caching=False)
     alone: Answers = {}
     for prompt in range(NUM_PROMPTS):
         for choice in range(NUM_CHOICES if prompt < num_forked else 1):
-            alone |= run(core, [engine.request(prompt, choice)])
+            alone |= run(core, [oracle.request(prompt, choice)])
     assert core.stats().hit_tokens == 0
     assert all(len(ids) == engine.max_tokens for ids in alone.values())
     assert len({tuple(ids) for ids in alone.values()}) > NUM_PROMPTS // 2
@@ -172,7 +174,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Case:
     text_ids = Tokenizer.load(model).encode(TEXT)
     settings = {"block_size": 8, "num_blocks": 700, "threads": 1, "max_num_seqs": 16}
     host_cache_bytes = 400 * 8 * Engine.kv_bytes_per_token(model)
-    return make_case(Engine.load(model, text_ids, 12, host_cache_bytes=host_cache_bytes, **settings))
+    engine = Engine.load(model, text_ids, 12, host_cache_bytes=host_cache_bytes, **settings)
+    return make_case(engine, Engine.load(model, text_ids, 12, **settings, **ORACLE) if ORACLE else engine)
 
 
 BUDGETS = pytest.mark.parametrize("budget", [17, 64, 4096], ids=["chunks of 17", "chunks of 64", "whole"])

@@ -17,6 +17,7 @@ from tests.app.session_store import SessionServer, session_server
 from tests.app.stateful_gateway import Gateway, create, output_text, receive_until, running_gateway, send_create
 from tests.engine.fake_runner import Bench, continuation, ids
 from tests.held_engine import HeldRunner, WatchedClient
+from tests.kernels_under_test import ORACLE
 from tests.scripted_engine import say
 from tests.tiny_model import make_tiny
 
@@ -130,7 +131,7 @@ async def serving(core: EngineCore, store: SessionServer, model: PreparedModel) 
 async def answers_of_an_engine_that_keeps_nothing(
     model: PreparedModel, store: SessionServer, turns: list[dict[str, Any]]
 ) -> list[str]:
-    core, _ = load(model, enable_prefix_caching=False)
+    core, _ = load(model, enable_prefix_caching=False, **ORACLE)
     async with serving(core, store, model) as gateway, gateway.http() as http:
         parent = await create(http, "Hello", **FIRST_TURN)
         ends = [await create(http, "How are you?", previous_response_id=parent["id"], **turn) for turn in turns]

@@ -12,6 +12,7 @@ from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
+from tests.kernels_under_test import NAME
 from tests.tiny_model import make_tiny
 
 LENGTHS = (1, 15, 16, 17, 33)
@@ -21,6 +22,8 @@ BACKENDS: dict[str, dict[str, str]] = {
     "torch's cpu operators": {"kernels": "cpu", "max_isa": "none"},
     "compiled": {"kernels": "cpu"},
 }
+if NAME != "auto":
+    BACKENDS = {NAME: {"kernels": NAME}}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The core over a real (tiny, random, float32) model: an answer does not depend on who else is served, or when."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, PinTrunk, Scope
 from engine.sampling_params import SamplingParams
+from tests import kernels_under_test
 from tests.kernels.libraries import library
 from tests.tiny_model import make_tiny
 
@@ -44,7 +44,6 @@ class Engine:
     def __post_init__(self) -> None:
         settings = {"dtype": "float32", "device": "cpu", "block_size": 8, "num_blocks": 400, "threads": 1}
         settings |= {"check_kv": True, "shared_attention": "always"}
-        settings |= {"kernels": os.environ.get("TRUNKLINE_TEST_KERNELS", "auto")}
         config = EngineConfig(model_dir=str(self.model.path), **{**settings, **self.settings})
         self.runner = ModelRunner(self.model, config)
         self.core = EngineCore(config, self.runner.info, self.runner)
@@ -76,6 +75,7 @@ class Engine:
 
 
 def test_these_engines_compute_in_c_plus_plus_with_shadow_kv_on(model):
+    kernels_under_test.need_auto("the C++ decoder")
     library(torch.float32, None)
     engine = Engine(model, {})
     assert isinstance(engine.runner._decoder, PackedDecoder)
@@ -92,7 +92,7 @@ def ask_all(model: PreparedModel, **settings: Any) -> tuple[list[list[int]], Eng
 @pytest.fixture(scope="module")
 def alone(model: PreparedModel) -> list[list[int]]:
     """Each prompt in an engine that has seen nothing and shares nothing."""
-    engine = Engine(model, {"enable_prefix_caching": False})
+    engine = Engine(model, {"enable_prefix_caching": False, **kernels_under_test.ORACLE})
     answers = [engine.ask(prompt_ids) for prompt_ids in PROMPTS]
     assert len({tuple(answer) for answer in answers}) == 20
     return answers

@@ -24,6 +24,7 @@ from engine.protocol import END, AddRequest, Scope
 from engine.rank_messages import RankStep
 from engine.sampling_params import SamplingParams
 from engine.scheduled_batch import BlockCopy, Transfers
+from tests.kernels_under_test import ORACLE
 from tests.tiny_model import make_tiny
 
 TRUNK = [(5 * i + 3) % 380 for i in range(45)]
@@ -93,7 +94,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def one(model: PreparedModel) -> Engine:
-    return Engine(model)
+    return Engine(model, **ORACLE)
 
 
 @pytest.fixture(scope="module")

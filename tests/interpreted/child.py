@@ -22,6 +22,8 @@ def run_interpreted(*arguments: str, **environment: str) -> None:
     # the child is no worker of the pytest that started it
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--durations=15"]
+    # a test may well take longer than the time after which one that hangs shows where
+    command += ["-p", "tests.interpreted.quicker", "-o", "faulthandler_timeout=0"]
     done = subprocess.run(
         [*command, *arguments],
         cwd=REPOSITORY,

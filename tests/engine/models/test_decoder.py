@@ -13,6 +13,7 @@ from engine.model_runner import ModelRunner
 from engine.models.prepare import prepare
 from engine.prepared import PreparedModel
 from tests.engine.runner_driver import RunnerDriver
+from tests.kernels_under_test import NAME
 from tests.tiny_model import make_tiny
 
 NUM_TOKENS = 50
@@ -77,6 +78,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "torch": {"max_isa": "none"},
     "reference": {"kernels": "reference"},
 }
+if NAME != "auto":
+    BACKENDS = {NAME: {}}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
