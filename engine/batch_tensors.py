@@ -37,8 +37,9 @@ class BatchTensors:
     prompt_rows: list[PromptRows]
 
     @classmethod
-    def build(cls, batch: ScheduledBatch, block_size: int) -> "BatchTensors":
-        builder = _Builder(block_size)
+    def build(cls, batch: ScheduledBatch, block_size: int, *, all_rows: bool = False) -> "BatchTensors":
+        """all_rows: hidden states of all rows are asked for, not only of those that somebody needs."""
+        builder = _Builder(block_size, all_rows)
         nodes = [Node(node.block_ids, node.rows) for node in batch.nodes]
         shared: dict[int, int] = {}
         for node in batch.nodes:
@@ -66,8 +67,9 @@ class BatchTensors:
 
 
 class _Builder:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, all_rows: bool) -> None:
         self._block_size = block_size
+        self._all_rows = all_rows
         self.token_ids: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
@@ -99,7 +101,9 @@ class _Builder:
         table = np.array(sequence.block_table)
         slots = table[positions // self._block_size] * self._block_size + positions % self._block_size
         self.slots += slots.tolist()
-        self.extends.append(Extend(end - start, start, sequence.block_table))
+        asks_for_all = self._all_rows or sequence.wants_prompt_logprobs
+        num_asked = None if asks_for_all else int(scheduled.samples)
+        self.extends.append(Extend(end - start, start, sequence.block_table, num_asked))
         self._add_outputs(scheduled, first_row)
 
     def _add_outputs(self, scheduled: ScheduledSequence, first_row: int) -> None:

@@ -192,17 +192,18 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """The logits of every row of the batch, fp32 [rows, vocab_size], K and V written as by `execute`."""
-        return self._decoder.logits(self._forward(batch)[1]).clone()
+        return self._decoder.logits(self._forward(batch, all_rows=True)[1]).clone()
 
-    def _forward(self, batch: ScheduledBatch) -> tuple[BatchTensors, torch.Tensor]:
-        """Moves blocks and computes the rows of the batch; also gives their residual stream behind the last layer."""
+    def _forward(self, batch: ScheduledBatch, *, all_rows: bool = False) -> tuple[BatchTensors, torch.Tensor]:
+        """Moves blocks and computes the rows of the batch; also gives their residual stream behind the last layer: without
+        `all_rows` anything in rows that nobody needs."""
         steady, self._steady = self._steady, None  # a step that fails leaves nothing to go on from
         if steady is not None and steady.try_advance(batch):
             tensors, plan = steady.tensors, steady.plan
             self._blocks.move(batch.transfers)
             hidden = self._decoder.forward(tensors.token_ids, tensors.positions, self._kv, plan, batch.num_decodes)
         else:
-            tensors = BatchTensors.build(batch, self._kv_shape.block_size)
+            tensors = BatchTensors.build(batch, self._kv_shape.block_size, all_rows=all_rows)
             with self._together(batch, tensors):
                 self._blocks.move(batch.transfers)
                 plan = self._decoder.plan(tensors.attention, self._kv_shape)

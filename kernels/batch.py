@@ -43,6 +43,12 @@ class Extend:
     num_context_tokens: int
     block_ids: Sequence[int]
     """Of context and new tokens, from position 0."""
+    num_asked: int | None = None
+    """Of so many of its last rows the hidden states behind the last layer are asked for; None: of all."""
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_rows if self.num_asked is None else self.num_asked
 
     @property
     def num_tokens(self) -> int:

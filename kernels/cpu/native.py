@@ -41,7 +41,7 @@ _Layer = _structure("Layer", **dict.fromkeys((*LAYER_WEIGHTS, *LAYER_BIASES, *LA
 _Outer = _structure("Outer", **dict.fromkeys(("embedding", "head", "norm", "cosines", "sines"), _POINTER))
 _ROW_ARRAYS = ("token_ids", "positions")
 _STEP_ARRAYS = (
-    *(*_ROW_ARRAYS, "slots", "run_rows", "run_tokens", "run_tables"),
+    *(*_ROW_ARRAYS, "slots", "run_rows", "run_tokens", "run_outputs", "run_tables"),
     *("node_tables", "node_readers", "readers", "block_ids"),
 )
 _Step = _structure(
@@ -76,6 +76,7 @@ class StepArrays:
     slots: Int32Array
     run_rows: Int32Array
     run_tokens: Int32Array
+    run_outputs: Int32Array
     run_tables: Int32Array
     node_tables: Int32Array
     node_readers: Int32Array
@@ -120,6 +121,7 @@ class StepArrays:
             slots=int32_array(batch.slots),
             run_rows=int32_array([1] * batch.num_decodes + [extend.num_rows for extend in batch.extends]),
             run_tokens=int32_array([run.num_tokens for run in runs]),
+            run_outputs=int32_array([1] * batch.num_decodes + [extend.num_outputs for extend in batch.extends]),
             run_tables=int32_array(run_tables),
             node_tables=int32_array(node_tables),
             node_readers=int32_array(node_readers),

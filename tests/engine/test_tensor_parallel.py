@@ -188,7 +188,7 @@ def test_a_step_that_fails_before_it_is_told_fails_its_requests_only(
 ) -> None:
     core = two.core()
     with monkeypatch.context() as patch:
-        patch.setattr("engine.model_runner.BatchTensors.build", lambda *_: 1 / 0)
+        patch.setattr("engine.model_runner.BatchTensors.build", lambda *_, **__: 1 / 0)
         params = SamplingParams(max_tokens=1)
         request = AddRequest(request_id="a", prompt_ids=TRUNK, params=params, scopes=[Scope(END, b"")])
         assert core.add(request) is None

@@ -131,7 +131,7 @@ INLINE Floats swiglu(Floats gate, Floats up) {
   return gate * up * inverse(exp2(exponent < 126.f ? exponent : all(126.f)) + 1.f);
 }
 
-void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep& step, float* residual) {
+void Decoder::start_layer(int thread, int index, const TrunklineStep& step, float* residual) {
   const Layer& layer = layers_[index];
   const LayerCache cache = this->cache(step, index);
   const int num_rows = step.num_rows;
@@ -148,6 +148,13 @@ void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep
   const auto mine = share_rows(threads_, thread, num_rows);
   for (int row = mine.begin; row < mine.end; row++) rotate_row(layer, cache, step, row);
   threads_.barrier();
+}
+
+void Decoder::finish_layer(int thread, Tiles& tiles, int index, const TrunklineStep& step, float* residual) {
+  const Layer& layer = layers_[index];
+  const LayerCache cache = this->cache(step, index);
+  const int num_rows = step.num_rows;
+
   if (!plan_.node_tasks.empty()) {
     attend_nodes(thread, tiles, cache);
     threads_.barrier();
@@ -177,7 +184,9 @@ void Decoder::run_layer(int thread, Tiles& tiles, int index, const TrunklineStep
 
 void Decoder::forward(const TrunklineStep& step, float* residual) {
   prepare(step);
-  const int size = shape_.hidden_size;
+  const int size = shape_.hidden_size, last = step.num_layers - 1;
+  const Outputs outputs(step);
+  const bool is_partial = outputs.num_rows() < step.num_rows && last >= 0;
   run([&](int thread, Tiles& tiles) {
     const auto mine = share_rows(threads_, thread, step.num_rows);
     for (int row = mine.begin; row < mine.end; row++) {
@@ -185,8 +194,23 @@ void Decoder::forward(const TrunklineStep& step, float* residual) {
       for (int i = 0; i < size; i++) residual[size_t(row) * size + i] = to_float(from[i]);
     }
     // the same rows are normed by the same thread: no barrier is needed yet
-    for (int layer = 0; layer < step.num_layers; layer++) run_layer(thread, tiles, layer, step, residual);
+    for (int layer = 0; layer <= last; layer++) {
+      start_layer(thread, layer, step, residual);
+      if (layer < last || !is_partial) finish_layer(thread, tiles, layer, step, residual);
+    }
   });
+  if (!is_partial || outputs.rows.empty()) return;
+  // the outputs, moved together, go on alone
+  const size_t query_bytes = queries_.stride * sizeof(Word), row_bytes = size * sizeof(float);
+  for (int i = 0; i < outputs.num_rows(); i++) {
+    memmove(queries_.row(i), queries_.row(outputs.rows[i]), query_bytes);
+    memmove(residual + size_t(i) * size, residual + size_t(outputs.rows[i]) * size, row_bytes);
+  }
+  const TrunklineStep few = outputs.step();
+  prepare(few);
+  run([&](int thread, Tiles& tiles) { finish_layer(thread, tiles, last, few, residual); });
+  for (int i = outputs.num_rows() - 1; i >= 0; i--)
+    memmove(residual + size_t(outputs.rows[i]) * size, residual + size_t(i) * size, row_bytes);
 }
 
 void Decoder::logits(const float* residual, int num_rows, float* logits) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "linear.h"
+#include "outputs.h"
 #include "plan.h"
 #if HAS_TILES
 #include "tile_attention.h"
@@ -39,7 +40,8 @@ class Decoder {
   void set_outer(const TrunklineOuter& outer);
   void set_layer(int layer, const TrunklineLayer& weights);
 
-  // Writes K and V of the rows through step.num_layers layers; residual: the stream after them, [num_rows][hidden].
+  // Writes K and V of the rows through step.num_layers layers; residual: the stream after them, [num_rows][hidden], in
+  // rows that are no outputs anything.
   void forward(const TrunklineStep& step, float* residual);
 
   // logits [num_rows][vocab] of rows of a residual stream, [num_rows][hidden].
@@ -67,7 +69,9 @@ class Decoder {
   }
   void reserve(int num_rows);
   void prepare(const TrunklineStep& step);
-  void run_layer(int thread, Tiles& tiles, int layer, const TrunklineStep& step, float* residual);
+  // The two halves of a layer: queries, and K and V into the cache; then attention and everything behind it.
+  void start_layer(int thread, int layer, const TrunklineStep& step, float* residual);
+  void finish_layer(int thread, Tiles& tiles, int layer, const TrunklineStep& step, float* residual);
   void norm_rows(int thread, const float* x, int num_rows, const float* weight) const;
   void rotate_row(const Layer& layer, const LayerCache& cache, const TrunklineStep& step, int row) const;
   void attend_nodes(int thread, Tiles& tiles, const LayerCache& cache) const;

@@ -36,6 +36,8 @@ struct TrunklineStep {
   int32_t num_layers, num_rows, num_runs, num_nodes;
   const int32_t *token_ids, *positions, *slots;  // [num_rows]
   const int32_t *run_rows, *run_tokens;          // [num_runs]
+  const int32_t* run_outputs;                    // [num_runs]: the stream behind the last layer is asked for of so many
+                                                 // of a run's last rows; of runs of decodes, of their one
   const int32_t *run_tables;                     // [num_runs + 1], offsets into block_ids
   const int32_t *node_tables;                    // [num_nodes + 1], offsets into block_ids
   const int32_t *node_readers;                   // [num_nodes + 1], offsets into readers

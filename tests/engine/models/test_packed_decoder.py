@@ -90,7 +90,7 @@ def test_every_layer_and_the_logits_equal_the_reference(model: tuple[PreparedMod
     shared = tuple(SharedNode(tuple(tables[rows[0]][start:end]), rows) for start, end, rows in NODES[nodes])
     for node, (start, end, rows) in zip(shared, NODES[nodes], strict=True):
         assert all(tuple(tables[row][start:end]) == node.block_ids for row in rows)
-    tensors = BatchTensors.build(ScheduledBatch(batch.sequences, 6, (), shared), 16)
+    tensors = BatchTensors.build(ScheduledBatch(batch.sequences, 6, (), shared), 16, all_rows=True)
     kv = runner._kv.clone()
 
     tolerance = TOLERANCE[dtype]
@@ -111,6 +111,54 @@ def test_every_layer_and_the_logits_equal_the_reference(model: tuple[PreparedMod
         assert_near(mine[~is_unused], theirs[~is_unused], tolerance)
         assert_equal_bits(mine[num_layers:], kv[num_layers:])
     assert_near(packed.logits(got), plain.logits(expected), tolerance)
+
+
+@pytest.mark.parametrize(
+    ("news", "asked"),
+    [
+        # behind six decode rows: a whole prompt of 40 tokens, and 30 or 35 of the 35 that are left of another
+        ((40, 30), [*range(6), 45]),
+        ((40, 35), [*range(6), 45, 80]),
+        ((17, 35), [*range(6), 57]),
+        ((17, 30), [*range(6)]),
+    ],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_that_are_asked_for_have_the_bits_that_they_have_among_all(
+    model: tuple[PreparedModel, str], news: tuple[int, int], asked: list[int], threads: int
+) -> None:
+    """And K and V of all rows are written."""
+    runner = runner_of(model, threads=threads)
+    driver = RunnerDriver(runner)
+    *rows, fresh, goes_on = [row.sequence for row in mixed_batch(driver).sequences]
+    batch = driver.batch([*((row, 1) for row in rows), (fresh, news[0]), (goes_on, news[1])])
+    before = runner._kv.clone()
+    packed = runner._decoder
+
+    def forward(*, all_rows: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        tensors = BatchTensors.build(batch, 16, all_rows=all_rows)
+        assert tensors.sample_rows == asked
+        kv = before.clone()
+        plan = packed.plan(tensors.attention, runner._kv_shape)
+        return packed.forward(tensors.token_ids, tensors.positions, kv, plan, 6)[asked].clone(), kv
+
+    (all_hidden, all_kv), (hidden, kv) = forward(all_rows=True), forward(all_rows=False)
+    assert_equal_bits(hidden, all_hidden)
+    assert_equal_bits(kv, all_kv)
+
+
+def test_a_chunk_of_which_nothing_is_asked_for_writes_k_and_v(model: tuple[PreparedModel, str]) -> None:
+    runner = runner_of(model)
+    driver = RunnerDriver(runner)
+    prompt = driver.sequence(ids(4, 70))
+    batch = driver.batch([(prompt, 50)])
+    runner._kv.fill_(torch.nan)
+    runner.logits(batch)  # of all rows
+    expected = runner._kv.clone()
+    assert (~expected.isnan()).any((0, 1, 3, 5)).sum() == 50
+    runner._kv.fill_(torch.nan)
+    assert runner.execute(batch).tokens == []
+    assert_equal_bits(runner._kv, expected)
 
 
 def assert_equal_bits(got: torch.Tensor, expected: torch.Tensor) -> None:
