@@ -195,8 +195,8 @@ class ModelRunner:
         return self._decoder.logits(self._forward(batch, all_rows=True)[1]).clone()
 
     def _forward(self, batch: ScheduledBatch, *, all_rows: bool = False) -> tuple[BatchTensors, torch.Tensor]:
-        """Moves blocks and computes the rows of the batch; also gives their residual stream behind the last layer: without
-        `all_rows` anything in rows that nobody needs."""
+        """Moves blocks and computes the rows of the batch; also gives their residual stream behind the last layer, with
+        anything in rows that nobody needs unless `all_rows`."""
         steady, self._steady = self._steady, None  # a step that fails leaves nothing to go on from
         if steady is not None and steady.try_advance(batch):
             tensors, plan = steady.tensors, steady.plan
