@@ -22,10 +22,11 @@ from engine.prepared import PreparedModel
 from engine.protocol import END, AddRequest, Scope
 from engine.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
-from tests.kernels_under_test import ORACLE
+from tests.kernels_under_test import NAME, ORACLE
 from tests.tiny_model import make_tiny
 
-NUM_PROMPTS = 50
+NUM_PROMPTS = 50 if NAME == "auto" else 20
+"""Interpreted kernels take minutes for fifty."""
 NUM_CHOICES = 3
 TEXT = (
     "The line runs from the harbour by way of the market and the school to the lake, every half hour, from six in the "
