@@ -1,6 +1,7 @@
 """Quantised caches in a whole engine: greedy answers of a tiny model in float32 are the same with every backend and
 however their KV came about, and no block of one kv dtype is taken for one of another."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,13 @@ def test_what_is_not_finite_fails_the_request_and_not_the_engine(model: Prepared
     )
     (output,) = core.step()
     assert output.error is not None
+
+
+@pytest.mark.slow
+@KV_DTYPES
+def test_two_ranks_say_what_one_says(model: PreparedModel, kv_dtype: str) -> None:
+    expected = alone(*load(model, kv_dtype, kernels="reference"))
+    runner, config = load(model, kv_dtype, kernels="reference", tensor_parallel=2)
+    with closing(runner):
+        assert alone(runner, config) == expected
+        assert runner.info.kv_bytes_per_token == 2 * runner.plan.bytes_per_block // 8

@@ -77,7 +77,7 @@ def _choose(
         return _of_operations(ReferenceKernels(device), shape, weights, config, device, num_positions)
     if device.type == "cpu":
         warn_of_one_thread(torch.get_num_threads())
-    if device.type == "cpu" and not _is_split(weights) and _fits(shape) and not _is_quantised(config):
+    if device.type == "cpu" and not _is_split(weights) and _fits(shape):
         library = find_native_library(dtype, find_kernels_dir(config), config.max_isa)
         if library is not None:
             return PackedDecoder(
@@ -88,6 +88,7 @@ def _choose(
                 config.block_size,
                 num_threads=torch.get_num_threads(),
                 huge_pages=has_huge_pages(),
+                quantisation=config.kv_quantisation,
             )
     return _of_operations(select_kernels(device, dtype, shape.num_heads), shape, weights, config, device, num_positions)
 
@@ -146,13 +147,6 @@ def _fits(shape: "ModelConfig") -> bool:
     if not fits:
         _log.warning("the C++ decoder takes even head sizes up to %s, not %s", MAX_HEAD_DIM, shape.head_dim)
     return fits
-
-
-def _is_quantised(config: "EngineConfig") -> bool:
-    """Warns if so: the C++ decoder keeps K and V in the model's dtype."""
-    if config.kv_quantisation is not None:
-        _log.warning("the C++ decoder has no %s cache: torch's operators serve, slower", config.kv_dtype)
-    return config.kv_quantisation is not None
 
 
 def warn_of_one_thread(num_threads: int) -> None:

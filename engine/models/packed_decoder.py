@@ -11,7 +11,7 @@ import torch
 
 from engine.models.rope import rope_table
 from engine.models.weights import Weights
-from kernels.batch import AttentionBatch, Int32Array, KVShape
+from kernels.batch import AttentionBatch, Int32Array, KVQuantisation, KVShape
 from kernels.cpu.native import (
     LAYER_BIASES,
     LAYER_NORMS,
@@ -21,6 +21,7 @@ from kernels.cpu.native import (
     NativeLibrary,
     StepArrays,
 )
+from kernels.kv_format import cache_dtype, layer_sizes
 
 if TYPE_CHECKING:
     # for the types alone: the models run where msgspec is not installed
@@ -51,7 +52,9 @@ class PackedDecoder:
         *,
         num_threads: int,
         huge_pages: bool = True,
+        quantisation: KVQuantisation | None = None,
     ) -> None:
+        """quantisation: of the cache."""
         self.config = config
         shape = DecoderShape(
             num_layers=config.num_layers,
@@ -63,6 +66,7 @@ class PackedDecoder:
             vocab_size=config.vocab_size,
             rms_norm_eps=config.rms_norm_eps,
             block_size=block_size,
+            quantisation=quantisation,
         )
         self._native = NativeDecoder(library, shape, num_threads, huge_pages=huge_pages)
         self.backend = library.path.stem
@@ -143,9 +147,9 @@ class PackedDecoder:
     def _assert_layout(self, kv: torch.Tensor, num_layers: int) -> None:
         """Addresses are all that the C++ side gets."""
         shape = self._native.shape
-        assert kv.shape[:2] == (num_layers, 2)
-        assert kv.shape[3:] == (shape.num_kv_heads, shape.block_size, shape.head_dim)
-        assert kv.dtype == self.dtype
+        of_layer = KVShape(kv.shape[2], shape.num_kv_heads, shape.block_size, shape.head_dim, shape.quantisation)
+        assert kv.shape == (num_layers, *layer_sizes(of_layer))
+        assert kv.dtype == cache_dtype(of_layer, self.dtype)
         assert kv.is_contiguous()
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

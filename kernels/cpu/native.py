@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.batch import AttentionBatch, Extend, Int32Array, Tail
+from kernels.batch import AttentionBatch, Extend, Int32Array, KVQuantisation, Tail
 
 _INT, _POINTER = ctypes.c_int32, ctypes.c_void_p
 
@@ -21,12 +21,15 @@ def _structure(name: str, **fields: object) -> type[ctypes.Structure]:
 
 
 MAX_HEAD_DIM = 256
-"""As csrc/pieces.h has it."""
+"""As csrc/records.h has it."""
 MIN_ROOM = 4
 """Blocks; and as many as a run has, so that it is rarely that one has to be copied for want of room."""
 LAYER_WEIGHTS = ("q", "k", "v", "o", "gate", "up", "down")
 LAYER_BIASES = tuple(f"{name}_bias" for name in LAYER_WEIGHTS)
 LAYER_NORMS = ("input_norm", "post_attention_norm", "q_norm", "k_norm")
+
+_KV_FORMATS: dict[KVQuantisation | None, int] = {None: 0, "int8": 1, "fp8": 2}
+"""As csrc/records.h has them."""
 
 # as csrc/interface.h has them
 _Shape = _structure(
@@ -34,7 +37,7 @@ _Shape = _structure(
     **dict.fromkeys(
         ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size"), _INT
     ),
-    **dict.fromkeys(("block_size", "num_threads", "uses_huge_pages"), _INT),
+    **dict.fromkeys(("block_size", "num_threads", "uses_huge_pages", "kv_format"), _INT),
     rms_norm_eps=ctypes.c_float,
 )
 _Layer = _structure("Layer", **dict.fromkeys((*LAYER_WEIGHTS, *LAYER_BIASES, *LAYER_NORMS), _POINTER))
@@ -64,6 +67,8 @@ class DecoderShape:
     vocab_size: int
     rms_norm_eps: float
     block_size: int
+    quantisation: KVQuantisation | None = None
+    """Of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +193,9 @@ class NativeDecoder:
         self.shape = shape
         self._num_positions = 0
         self._functions = library.functions
-        fields = {name: getattr(shape, name) for name in DecoderShape.__slots__}
-        native = _Shape(**fields, num_threads=num_threads, uses_huge_pages=huge_pages)
+        fields = {name: getattr(shape, name) for name in DecoderShape.__slots__ if name != "quantisation"}
+        kv_format = _KV_FORMATS[shape.quantisation]
+        native = _Shape(**fields, num_threads=num_threads, uses_huge_pages=huge_pages, kv_format=kv_format)
         self._handle = self._functions.trunkline_create(ctypes.byref(native))
         if not self._handle:
             raise MemoryError(f"no memory for the packed weights of {shape}")

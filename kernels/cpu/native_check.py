@@ -4,13 +4,13 @@ Runs in a child process before the library's first use, without torch.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.batch import AttentionBatch, Extend, Node, Tail
+from kernels.batch import AttentionBatch, Extend, KVQuantisation, Node, Tail
 from kernels.cpu.native import DecoderShape, NativeDecoder, NativeLibrary, StepArrays
 
 Array = npt.NDArray[np.float64]
@@ -28,6 +28,12 @@ SHAPE = DecoderShape(
 NUM_POSITIONS = 64
 TOLERANCE = {"bfloat16": 3e-2, "float32": 1e-4}
 """Of the difference's norm to that of what is expected."""
+QUANTISED: dict[KVQuantisation | None, tuple[float, int]] = {
+    None: (0.0, 0),
+    "int8": (3e-2, SHAPE.block_size * (SHAPE.head_dim + 2)),
+    "fp8": (1e-1, SHAPE.block_size * SHAPE.head_dim),
+}
+"""Of a cache: what its rounding adds to the tolerance, and the bytes of a record."""
 
 
 def rounded_to_bf16(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -126,12 +132,12 @@ def _norm(x: Array, weight: Array) -> Array:
 
 
 class Runner:
-    """A library's decoder over the model, with a cache in which every slot is NaN until it is written."""
+    """A library's decoder over the model, with a cache in which every slot reads as NaN until it is written."""
 
     NUM_BLOCKS = 12
 
-    def __init__(self, library: NativeLibrary, model: Model) -> None:
-        self._decoder = NativeDecoder(library, SHAPE, 2, huge_pages=True)
+    def __init__(self, library: NativeLibrary, model: Model, quantisation: KVQuantisation | None) -> None:
+        self._decoder = NativeDecoder(library, replace(SHAPE, quantisation=quantisation), 2, huge_pages=True)
         self._decoder.set_outer(
             model.embedding_address,
             model.head_address,
@@ -142,9 +148,14 @@ class Runner:
         )
         for i, addresses in enumerate(model.layer_addresses):
             self._decoder.set_layer(i, addresses)
-        sizes = (SHAPE.num_layers, 2, self.NUM_BLOCKS, SHAPE.num_kv_heads, SHAPE.block_size, SHAPE.head_dim)
-        is_bf16 = model.element_type == "bfloat16"
-        self._kv = np.full(sizes, 0x7FC0, np.uint16) if is_bf16 else np.full(sizes, np.nan, np.float32)
+        self._kv: npt.NDArray[np.generic]
+        sizes = (SHAPE.num_layers, 2, self.NUM_BLOCKS, SHAPE.num_kv_heads)
+        if quantisation is not None:
+            self._kv = np.full((*sizes, QUANTISED[quantisation][1]), 0xFF, np.uint8)
+        elif model.element_type == "bfloat16":
+            self._kv = np.full((*sizes, SHAPE.block_size, SHAPE.head_dim), 0x7FC0, np.uint16)
+        else:
+            self._kv = np.full((*sizes, SHAPE.block_size, SHAPE.head_dim), np.nan, np.float32)
 
     def step(self, token_ids: list[int], positions: list[int], batch: AttentionBatch) -> tuple[Array, Array]:
         num_rows = len(token_ids)
@@ -164,8 +175,17 @@ class Runner:
 
 def main(path: str, element_type: str) -> int:
     """0 if all is near what is expected."""
-    model = Model(element_type)
-    runner = Runner(NativeLibrary(Path(path)), model)
+    model, library = Model(element_type), NativeLibrary(Path(path))
+    for quantisation, (rounding, _) in QUANTISED.items():
+        fault = find_fault(Runner(library, model, quantisation), model, TOLERANCE[element_type] + rounding)
+        if fault:
+            print(f"{fault} (KV cache: {quantisation or element_type})", file=sys.stderr)
+            return 1
+    return 0
+
+
+def find_fault(runner: Runner, model: Model, tolerance: float) -> str | None:
+    """The first step whose results are too far from what is expected."""
     shared = [(7 * i + 3) % SHAPE.vocab_size for i in range(16)]
     first, second = [*shared, 1, 2, 3, 4, 5], [*shared, 9, 8]
     # the first sequence lies in blocks 5, 2, 7; the second shares the first two of them and has 3 of its own
@@ -187,7 +207,6 @@ def main(path: str, element_type: str) -> int:
     for i, (got, expected) in enumerate(rows):
         for what, a, b in zip(("residual", "logits"), got, expected, strict=True):
             error = float(np.linalg.norm(a - b) / np.linalg.norm(b))
-            if not error < TOLERANCE[element_type]:
-                print(f"{what} of step {i}: relative error {error:.2e}", file=sys.stderr)
-                return 1
-    return 0
+            if not error < tolerance:
+                return f"{what} of step {i}: relative error {error:.2e}"
+    return None

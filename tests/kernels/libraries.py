@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine.prepared import default_state_dir
+from kernels.batch import KVQuantisation
 from kernels.cpu import build
 from kernels.cpu.build import ElementType, Isa
 from kernels.cpu.native import DecoderShape, NativeDecoder, NativeLibrary
@@ -48,6 +49,7 @@ def decoder(
     intermediate_size: int = 16,
     block_size: int = 16,
     vocab_size: int = 32,
+    quantisation: KVQuantisation | None = None,
 ) -> NativeDecoder:
     """One layer without weights yet."""
     shape = DecoderShape(
@@ -60,5 +62,6 @@ def decoder(
         vocab_size=vocab_size,
         rms_norm_eps=1e-5,
         block_size=block_size,
+        quantisation=quantisation,
     )
     return NativeDecoder(library(dtype, isa), shape, num_threads, huge_pages=False)

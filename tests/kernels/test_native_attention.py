@@ -34,6 +34,7 @@ def decoder_for(pool: Pool, heads: int, isa: Isa | None = None, num_threads: int
         num_kv_heads=pool.shape.num_kv_heads,
         head_dim=pool.shape.head_dim,
         block_size=pool.shape.block_size,
+        quantisation=pool.shape.quantisation,
     )
 
 

@@ -44,5 +44,5 @@ def test_without_a_compiler_there_is_nothing_to_time(
 
 
 def test_a_model_says_all_of_its_shape() -> None:
-    """The doctor hands over fields of a model's configuration, and the block size."""
-    assert {*DecoderShape.__slots__} - {"block_size"} <= {*ModelConfig.__struct_fields__}
+    """The doctor hands over fields of a model's configuration, and the block size; its cache is not quantised."""
+    assert {*DecoderShape.__slots__} - {"block_size", "quantisation"} <= {*ModelConfig.__struct_fields__}

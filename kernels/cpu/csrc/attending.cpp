@@ -19,7 +19,7 @@ static Span span_of(const LayerCache& cache, const NodeTask& task, int num_heads
 
 void Decoder::attend_nodes(int thread, Tiles& tiles, const LayerCache& cache) const {
   const AttentionScratch& scratch = scratch_[thread];
-  Piece piece(scratch.keys, scratch.values, shape_.head_dim);
+  Piece piece(scratch.keys, scratch.values, scratch.numbers, shape_.head_dim);
   const std::vector<NodeTask>& tasks = plan_.node_tasks;
   std::vector<const int32_t*> gathered(shape_.num_kv_heads);
   const int end = plan_.node_bounds[thread + 1];
@@ -50,7 +50,7 @@ static Span span_of(const LayerCache& cache, const TrunklineStep& step, const Ru
 void Decoder::attend_runs(int thread, Tiles& tiles, const LayerCache& cache, const TrunklineStep& step) const {
   const AttentionScratch& scratch = scratch_[thread];
   const Parts& parts = scratch.state;
-  Piece piece(scratch.keys, scratch.values, shape_.head_dim);
+  Piece piece(scratch.keys, scratch.values, scratch.numbers, shape_.head_dim);
   const std::vector<RunTask>& tasks = plan_.run_tasks;
   const int end = plan_.run_bounds[thread + 1];
   for (int i = plan_.run_bounds[thread], first_task = i; i < end; i++) {

@@ -4,9 +4,9 @@
 namespace trunkline {
 
 LayerCache Decoder::cache(const TrunklineStep& step, int layer) const {
-  const size_t values_offset = size_t(step.num_blocks) * shape_.num_kv_heads * shape_.block_size * shape_.head_dim;
-  return {(Element*)step.kv + 2 * values_offset * layer, values_offset, shape_.num_kv_heads, shape_.block_size,
-          shape_.head_dim};
+  const RecordShape record{kv_format(), shape_.block_size, shape_.head_dim};
+  const size_t values_offset = size_t(step.num_blocks) * shape_.num_kv_heads * record.num_bytes();
+  return {(char*)step.kv + 2 * values_offset * layer, values_offset, record.num_bytes(), shape_.num_kv_heads, record};
 }
 
 void Decoder::reserve(int num_rows) {
@@ -34,7 +34,9 @@ void Decoder::prepare(const TrunklineStep& step) {
   parts_.resize(plan_.part_rows.size());
   const auto place_all = [&](char* base) {
     Layout layout(base);
-    for (auto& scratch : scratch_) scratch.place(layout, shape_.num_kv_heads, shape_.head_dim, plan_.max_query_rows);
+    for (auto& scratch : scratch_)
+      scratch.place(layout, shape_.num_kv_heads, shape_.head_dim, plan_.max_query_rows,
+                    kv_format() != KVFormat::ELEMENTS);
     for (size_t i = 0; i < parts_.size(); i++) parts_[i].place(layout, plan_.part_rows[i], shape_.head_dim);
     return layout.used();
   };
@@ -77,6 +79,10 @@ void Decoder::rotate_row(const Layer& layer, const LayerCache& cache, const Trun
   const float* cosines = outer_.cosines + size_t(step.positions[row]) * head_dim;
   const float* sines = outer_.sines + size_t(step.positions[row]) * head_dim + half;
   const int block = step.slots[row] / shape_.block_size, offset = step.slots[row] % shape_.block_size;
+  // what is quantised has been rounded to elements before
+  alignas(64) Element rounded[round_up(MAX_HEAD_DIM, LANES)];
+  const bool is_quantised = cache.is_quantised();
+  if (is_quantised) memset(rounded, 0, sizeof rounded);
   if (layer.qkv_bias)
     for (int i = 0; i < qkv_size(); i++) qkv[i] += layer.qkv_bias[i];
   for (int head = 0; head < num_heads + num_kv_heads; head++) {
@@ -87,7 +93,9 @@ void Decoder::rotate_row(const Layer& layer, const LayerCache& cache, const Trun
       const float factor = rms_factor(x, head_dim, shape_.rms_norm_eps);
       for (int i = 0; i < head_dim; i++) x[i] = x[i] * factor * norm[i];
     }
-    Element* to = is_query ? queries_.row(row) + head * head_dim : cache.key(block, head - num_heads, offset);
+    Element* to = is_query       ? queries_.row(row) + head * head_dim
+                  : is_quantised ? rounded
+                                 : cache.key(block, head - num_heads, offset);
     int i = 0;
     for (; i + LANES <= half; i += LANES) {
       const Floats low = load(x + i), high = load(x + half + i), c = load(cosines + i), s = load(sines + i);
@@ -98,13 +106,16 @@ void Decoder::rotate_row(const Layer& layer, const LayerCache& cache, const Trun
       store_element(to + i, std::fma(x[i], cosines[i], -(x[half + i] * sines[i])));
       store_element(to + half + i, std::fma(x[half + i], cosines[i], x[i] * sines[i]));
     }
+    if (!is_query && is_quantised) write_record(cache.shape, cache.record(block, head - num_heads), offset, rounded);
   }
   for (int head = 0; head < num_kv_heads; head++) {
     const float* x = qkv + (num_heads + num_kv_heads + head) * head_dim;
-    Element* to = cache.key(block, head, offset) + cache.values_offset;
+    char* record = cache.record(block, head) + cache.values_offset;
+    Element* to = is_quantised ? rounded : (Element*)record + offset * head_dim;
     int i = 0;
     for (; i + LANES <= head_dim; i += LANES) store_elements(to + i, load(x + i));
     for (; i < head_dim; i++) store_element(to + i, x[i]);
+    if (is_quantised) write_record(cache.shape, record, offset, rounded);
   }
 }
 

@@ -80,6 +80,7 @@ class Decoder {
   void add_product(int thread, const Linear& linear, const float* bias, const Activations& a, int num_rows,
                    float* residual) const;
   LayerCache cache(const TrunklineStep& step, int layer) const;
+  KVFormat kv_format() const { return KVFormat(shape_.kv_format); }
   int qkv_size() const { return (shape_.num_heads + 2 * shape_.num_kv_heads) * shape_.head_dim; }
   float scale() const { return 1.44269504f / std::sqrt(float(shape_.head_dim)); }
 

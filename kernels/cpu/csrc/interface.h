@@ -10,6 +10,7 @@ struct TrunklineShape {
   int32_t block_size;
   int32_t num_threads;
   int32_t uses_huge_pages;
+  int32_t kv_format;  // 0 elements, 1 int8, 2 fp8: kernels/kv_format.py
   float rms_norm_eps;
 };
 
@@ -31,7 +32,7 @@ struct TrunklineOuter {
 // Rows: one for each decode, then the runs of the extends. A run's table begins where its nodes end; its last row sees
 // num_tokens tokens of it, the row before one fewer, and so on.
 struct TrunklineStep {
-  void* kv;  // [layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+  void* kv;  // [layers, 2, num_blocks, num_kv_heads, block_size, head_dim], or records in place of the last two
   int64_t num_blocks;
   int32_t num_layers, num_rows, num_runs, num_nodes;
   const int32_t *token_ids, *positions, *slots;  // [num_rows]

@@ -82,6 +82,7 @@ struct Queries {
 struct AttentionScratch {
   Word* keys;
   Word* values;
+  Element* numbers;  // of a quantised cache
   float* scores;    // [MAX_ROWS][PIECE_TOKENS]
   Word* weights;    // [MAX_ROWS][weight_stride]
   Word* queries;    // [num_kv_heads][max_query_rows, up to ROW_MULTIPLE][padded_stride(head_dim)]
@@ -90,9 +91,10 @@ struct AttentionScratch {
 
   static constexpr int WEIGHT_STRIDE = PIECE_TOKENS / WORD_ELEMENTS + STRIDE_PAD_WORDS;
 
-  void place(Layout& layout, int num_kv_heads, int head_dim, int max_query_rows) {
+  void place(Layout& layout, int num_kv_heads, int head_dim, int max_query_rows, bool is_quantised) {
     keys = layout.take<Word>(Piece::num_key_words(head_dim));
     values = layout.take<Word>(Piece::num_value_words(head_dim));
+    numbers = is_quantised ? layout.take<Element>(2 * PIECE_TOKENS * size_t(head_dim)) : nullptr;
     scores = layout.take<float>(MAX_ROWS * PIECE_TOKENS);
     weights = layout.take<Word>(MAX_ROWS * WEIGHT_STRIDE);
     head_queries = size_t(round_up(max_query_rows, ROW_MULTIPLE)) * padded_stride(head_dim);

@@ -5,23 +5,29 @@
 #include <vector>
 
 #include "product.h"
+#include "records.h"
 
 namespace trunkline {
 
 constexpr int PIECE_TOKENS = 256;
 
-// Where K and V of a layer lie: [2 (K, V), num_blocks, num_kv_heads, block_size, head_dim].
+// Where K and V of a layer lie: [2 (K, V), num_blocks, num_kv_heads] records.
 struct LayerCache {
-  Element* data;
-  size_t values_offset;  // elements from K to V
-  int num_kv_heads, block_size, head_dim;
+  char* data;
+  size_t values_offset, record_bytes;  // bytes: from K to V, of a record
+  int num_kv_heads;
+  RecordShape shape;
 
+  bool is_quantised() const { return shape.format != KVFormat::ELEMENTS; }
+  char* record(int block, int kv_head) const {
+    return data + (size_t(block) * num_kv_heads + kv_head) * record_bytes;
+  }
+  // Where it is not quantised.
   Element* key(int block, int kv_head, int offset) const {
-    return data + ((size_t(block) * num_kv_heads + kv_head) * block_size + offset) * head_dim;
+    return (Element*)record(block, kv_head) + size_t(offset) * shape.head_dim;
   }
 };
 
-constexpr int MAX_HEAD_DIM = 256;
 alignas(64) static const Element ZEROS[MAX_HEAD_DIM] = {};
 
 // Tokens [first, first + num_tokens) of a block table, for one KV head, or for some that follow one another.
@@ -32,13 +38,14 @@ struct Span {
   int first, num_tokens;
   int num_heads = 1;
 
-  // Calls body(token, key, count) for the span's tokens, by runs that lie side by side; values are values_offset behind.
+  // Calls body(token, record, offset, count) for the span's tokens, by runs that lie side by side, from `offset` on in
+  // K's record; V's is values_offset behind.
   template <class Body>
   INLINE_METHOD void for_runs(Body&& body) const {
-    int block = first / cache.block_size, offset = first % cache.block_size;
+    int block = first / cache.shape.block_size, offset = first % cache.shape.block_size;
     for (int token = 0; token < num_tokens; block++, offset = 0) {
-      const int count = std::min(cache.block_size - offset, num_tokens - token);
-      body(token, cache.key(table[block], kv_head, offset), count);
+      const int count = std::min(cache.shape.block_size - offset, num_tokens - token);
+      body(token, cache.record(table[block], kv_head), offset, count);
       token += count;
     }
   }
@@ -54,14 +61,14 @@ class Asking {
     part_ = 0;
     if (span.num_tokens == 0) return;
     const LayerCache& cache = span.cache;
-    const size_t head_bytes = size_t(cache.block_size) * cache.head_dim * sizeof(Element);
+    const size_t head_bytes = cache.record_bytes, token_bytes = cache.shape.token_bytes();
     int num_lines = 0;
-    for (size_t offset : {size_t(0), cache.values_offset})
-      span.for_runs([&](int, const Element* key, int count) {
-        const char* from = (const char*)(key + offset);
-        const size_t num_bytes = size_t(count) * cache.head_dim * sizeof(Element);
+    for (size_t plane : {size_t(0), cache.values_offset})
+      span.for_runs([&](int, const char* record, int offset, int count) {
+        const char* from = record + plane + offset * token_bytes;
         // heads of a whole block lie side by side
-        const bool is_whole = num_bytes == head_bytes;
+        const bool is_whole = count == cache.shape.block_size;
+        const size_t num_bytes = is_whole ? head_bytes : count * token_bytes;
         for (int i = 0; i < (is_whole ? 1 : span.num_heads); i++)
           parts_.push_back({from + i * head_bytes, from + i * head_bytes + (is_whole ? span.num_heads * head_bytes : num_bytes)});
         num_lines += int(span.num_heads * ((num_bytes + 63) / 64));
@@ -127,9 +134,11 @@ class Piece {
     return size_t(round_up(head_dim, PANEL)) * PIECE_TOKENS / WORD_ELEMENTS;
   }
 
-  Piece(Word* keys, Word* values, int head_dim)
+  // numbers: [2 (K, V)][PIECE_TOKENS][head_dim] for those of a quantised cache, else null.
+  Piece(Word* keys, Word* values, Element* numbers, int head_dim)
       : keys_(keys),
         values_(values),
+        numbers_(numbers),
         head_dim_(head_dim),
         head_words_(head_dim / WORD_ELEMENTS),
         key_depth_(padded_depth(head_dim)),
@@ -169,15 +178,26 @@ class Piece {
   // Takes the span's tokens; slots behind them are not read.
   void fill(const Span& span) {
     num_tokens_ = span.num_tokens;
-    span.for_runs([&](int token, const Element* key, int count) {
-      for (int i = 0; i < count; i++) {
-        keys_of_[token + i] = key + i * head_dim_;
-        values_of_[token + i] = key + span.cache.values_offset + i * head_dim_;
-      }
-    });
+    if (span.cache.is_quantised()) {
+      if (span.cache.shape.format == KVFormat::INT8)
+        read_numbers<KVFormat::INT8>(span);
+      else
+        read_numbers<KVFormat::FP8>(span);
+    } else {
+      span.for_runs([&](int token, const char* record, int offset, int count) {
+        const Element* key = (const Element*)record + offset * head_dim_;
+        const Element* value = (const Element*)(record + span.cache.values_offset) + offset * head_dim_;
+        for (int i = 0; i < count; i++) {
+          keys_of_[token + i] = key + i * head_dim_;
+          values_of_[token + i] = value + i * head_dim_;
+        }
+      });
+    }
     for (int i = num_tokens_; i < round_up(num_tokens_, PANEL); i++) keys_of_[i] = values_of_[i] = ZEROS;
 #if HAS_TILES
-    reads_in_place_ = head_words_ % TILE_WORDS == 0 && span.cache.block_size % TILE_ROWS == 0;
+    // numbers of a quantised cache lie side by side whatever the blocks are
+    reads_in_place_ = head_words_ % TILE_WORDS == 0 &&
+                      (span.cache.is_quantised() || span.cache.shape.block_size % TILE_ROWS == 0);
     if (!reads_in_place_)
       for (int i = 0; i < round_up(num_tokens_, PANEL); i++) copy_key(i);
 #else
@@ -193,6 +213,19 @@ class Piece {
   }
 
  private:
+  template <KVFormat F>
+  void read_numbers(const Span& span) {
+    Element* const values = numbers_ + PIECE_TOKENS * head_dim_;
+    span.for_runs([&](int token, const char* record, int offset, int count) {
+      read_record<F>(span.cache.shape, record, offset, count, numbers_ + token * head_dim_);
+      read_record<F>(span.cache.shape, record + span.cache.values_offset, offset, count, values + token * head_dim_);
+    });
+    for (int i = 0; i < num_tokens_; i++) {
+      keys_of_[i] = numbers_ + i * head_dim_;
+      values_of_[i] = values + i * head_dim_;
+    }
+  }
+
 #if HAS_TILES
   void copy_key(int token) {
     Word* to = keys_ + size_t(token) * key_depth_;
@@ -255,6 +288,7 @@ class Piece {
 
   Word* keys_;    // [8 panels][key_depth][32], or [256][key_depth]
   Word* values_;  // [num_value_panels][256 / WORD_ELEMENTS][32]
+  Element* numbers_;
   const int head_dim_, head_words_, key_depth_, num_value_panels_;
   int num_tokens_ = 0;
   Asking asking_;

@@ -37,6 +37,8 @@ typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Floats UnalignedFloats __attribute__((aligned(4)));
 typedef Words UnalignedWords __attribute__((aligned(2)));
 typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
+typedef int8_t SignedBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t Word __attribute__((may_alias, aligned(2)));
 
 INLINE Floats load(const float* p) { return *(const UnalignedFloats*)p; }
@@ -50,6 +52,7 @@ INLINE void store_first(float* p, Floats x, int count) {
 #endif
 }
 INLINE Floats all(float x) { return x - Floats{}; }
+INLINE Ints all_ints(int32_t x) { return x - Ints{}; }
 INLINE Words all_words(uint32_t x) { return x - Words{}; }
 
 INLINE Floats fma(Floats a, Floats b, Floats c) {
@@ -107,6 +110,8 @@ INLINE bool any_nan(Floats x) {
 #endif
 }
 
+constexpr float NEAREST = 12582912.f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+
 // 2^x for x <= 127, to 2 parts in 10^7, or 1 in 10^4 where results are rounded to bf16; 2^0 is exactly 1, and what is
 // masked exactly 0, so that it does not count at all.
 INLINE Floats exp2(Floats x) {
@@ -117,7 +122,7 @@ INLINE Floats exp2(Floats x) {
   p = fma(p, f, all(1.f));
   return (Floats)_mm512_scalef_ps((__m512)p, (__m512)x);
 #else
-  const Floats round = all(12582912.f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  const Floats round = all(NEAREST);
   const Floats shifted = x + round, whole = shifted - round, f = x - whole;
 #if ELEMENT_IS_BF16
   Floats p = all(9.6181291e-3f);
