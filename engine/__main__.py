@@ -36,11 +36,10 @@ def main(arguments: list[str]) -> int:
         config = msgspec.json.decode(arguments[0], type=EngineConfig)
         model = PreparedModel.load(config.model_dir)
         # here and not above: a wrong argument is told at once, torch takes seconds
-        from engine.core import EngineCore
         from engine.model_runner import ModelRunner
 
         runner = ModelRunner(model, config)
-        core = EngineCore(config, runner.info, runner, runner.identity, runner.swap_time, node_cost=runner.node_cost)
+        core = runner.make_core()
     except EngineDeadError as e:
         print(e, file=sys.stderr)
         return 1

@@ -58,7 +58,8 @@ class EngineCore:
     """Synchronous, for one thread.
 
     `identity`: what KV depends on beside the model's fingerprint, `swap_time`: what the host tier costs,
-    `node_cost`: what reading blocks once for several rows does (see ModelRunner). `clock` counts seconds.
+    `node_cost`: what reading blocks once for several rows does, `runs_ahead`: whether it launches steps before they are
+    scheduled (see ModelRunner). `clock` counts seconds.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class EngineCore:
         swap_time: SwapTime = NO_TIME,
         clock: Callable[[], float] = time.perf_counter,
         node_cost: NodeCost = USUAL_NODE_COST,
+        runs_ahead: bool = False,
     ) -> None:
         self.info = info
         self._runner = runner
@@ -98,6 +100,7 @@ class EngineCore:
             shared_attention=SharedAttention(
                 config.shared_attention, node_cost, DETERMINISTIC_TOKENS if config.deterministic else 1
             ),
+            runs_ahead=runs_ahead,
             clock=clock,
         )
         self.trunks = Trunks(self.scheduler, self._make_trunk_sequence)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from engine.graph_capture import GraphCapture
@@ -27,29 +28,37 @@ def find_row_counts(max_rows: int) -> list[int]:
 
 
 class DrawnIds:
-    """What a step has drawn, on its way to the host."""
+    """What steps have drawn, on its way to the host: of the last two of them."""
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
         is_gpu = device.type == "cuda"
         self._device = torch.zeros(2 * max_rows, dtype=torch.int64, device=device)
-        self._host = torch.zeros(2 * max_rows, dtype=torch.int64, pin_memory=is_gpu)
-        self._arrived = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
+        self._sides = [_HostIds(max_rows, is_gpu=is_gpu) for _ in range(2)]
 
     def of(self, num_rows: int) -> torch.Tensor:
         """Where a step of so many rows draws to: int64 [2, num_rows], ids and whether they were drawn."""
         return self._device[: 2 * num_rows].view(2, num_rows)
 
-    def send(self, num_rows: int) -> None:
+    def send(self, num_rows: int) -> "_HostIds":
         """Nothing waits for it."""
-        self._host[: 2 * num_rows].copy_(self._device[: 2 * num_rows], non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
+        self._sides.reverse()
+        host = self._sides[0]
+        host.ids[: 2 * num_rows].copy_(self._device[: 2 * num_rows], non_blocking=True)
+        if host.arrived is not None:
+            host.arrived.record()
+        return host
+
+
+class _HostIds:
+    def __init__(self, max_rows: int, *, is_gpu: bool) -> None:
+        self.ids = torch.zeros(2 * max_rows, dtype=torch.int64, pin_memory=is_gpu)
+        self.arrived = torch.cuda.Event() if is_gpu else None  # type: ignore[no-untyped-call]
 
     def wait(self, num_rows: int) -> tuple[list[int], list[int]]:
-        """For what was sent last, of as many rows: ids, and 1, or 0 where the id says nothing."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        ids, is_drawn = self._host[: 2 * num_rows].view(2, num_rows).tolist()
+        """For what a step of so many rows has drawn: ids, and 1, or 0 where the id says nothing."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        ids, is_drawn = self.ids[: 2 * num_rows].view(2, num_rows).tolist()
         return ids, is_drawn
 
 
@@ -60,25 +69,28 @@ class _Bucket:
     graphs: dict[StepForm, Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GraphStep:
-    """One step, brought to the device. Valid until the next one is written."""
+    """One step, brought to the device."""
 
     num_rows: int
     logits: torch.Tensor
-    """fp32 [num_rows, vocab_size], on the device, once it is launched."""
+    """fp32 [num_rows, vocab_size], on the device, from its launch to the next one's."""
     _bucket: _Bucket
     _form: StepForm
     _drawn: DrawnIds
+    _on_host: _HostIds | None = None
 
     def launch(self) -> None:
         """Everything up to the copy of the drawn ids to the host; nothing waits."""
         self._bucket.graphs[self._form]()
-        self._drawn.send(self._bucket.num_rows)
+        self._on_host = self._drawn.send(self._bucket.num_rows)
 
     def wait(self) -> tuple[list[int], list[bool]]:
-        """Ids drawn, and whether the largest logit of a row is finite; if not, its id says nothing."""
-        ids, is_drawn = self._drawn.wait(self._bucket.num_rows)
+        """Before the launch of the step behind the next one. Ids drawn, and whether the largest logit of a row is
+        finite; if not, its id says nothing."""
+        assert self._on_host is not None, "it has not been launched"
+        ids, is_drawn = self._on_host.wait(self._bucket.num_rows)
         return ids[: self.num_rows], [bool(x) for x in is_drawn[: self.num_rows]]
 
 
@@ -118,15 +130,22 @@ class DecodeGraphs:
         return sum(len(bucket.graphs) for bucket in self._buckets)
 
     def try_write(
-        self, token_ids: Int32Array, positions: Int32Array, attention: AttentionBatch, draw: DrawBatch
+        self, token_ids: Int32Array | None, positions: Int32Array, attention: AttentionBatch, draw: DrawBatch
     ) -> GraphStep | None:
-        """A step of decode rows, on the device and not launched yet; None if no graph holds it."""
-        num_rows = len(token_ids)
+        """A step of decode rows, on the device and not launched yet; None if no graph holds it.
+
+        token_ids None: those that the last step, which had the same rows, draws; nobody waits for them. At most one
+        step may be on its way then whose ids were not waited for.
+        """
+        num_rows = len(positions)
         for bucket in self._buckets:
             if bucket.num_rows >= num_rows:
-                form = bucket.step.try_write(token_ids, positions, attention, draw)
+                known = np.zeros(num_rows, dtype=np.int32) if token_ids is None else token_ids
+                form = bucket.step.try_write(known, positions, attention, draw)
                 if form is None:
                     return None
+                if token_ids is None:
+                    bucket.step.token_ids[:num_rows].copy_(self._drawn.of(bucket.num_rows)[0, :num_rows])
                 return GraphStep(num_rows, self._logits[:num_rows], bucket, form, self._drawn)
         return None
 

@@ -20,7 +20,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.beam_search import Beam, BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from engine.config import EngineConfig
-from engine.core import EngineCore
 from engine.device import resolve_device
 from engine.errors import InvalidRequest, RequestError
 from engine.model_runner import ModelRunner
@@ -110,9 +109,7 @@ class LLM:
                 prepared = prepare(str(model), folder, dtype, show)
         self.config = EngineConfig(model_dir=str(prepared.path), **engine)
         self._runner = runner = ModelRunner(prepared, self.config)
-        self._core = EngineCore(
-            self.config, runner.info, runner, runner.identity, runner.swap_time, node_cost=runner.node_cost
-        )
+        self._core = runner.make_core()
         self.tokenizer = Tokenizer.load(prepared)
         source = prepared.chat_template
         self._template = None if source is None else ChatTemplate(source, self.tokenizer)

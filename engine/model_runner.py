@@ -10,6 +10,7 @@ from engine import logprobs
 from engine.attention_timing import ensure_node_cost
 from engine.batch_tensors import BatchTensors, PromptRows
 from engine.config import DTYPES, EngineConfig
+from engine.core import EngineCore
 from engine.decode_graphs import DecodeGraphs, find_row_counts
 from engine.device import available_bytes, check_devices, resolve_device, take_device
 from engine.errors import EngineDeadError, EngineError
@@ -32,6 +33,7 @@ from engine.scheduled_batch import SampledToken, ScheduledBatch, StepResult
 from engine.sequence import Sequence
 from engine.shared_attention import USUAL_NODE_COST
 from engine.steady_decode import SteadyDecode
+from engine.step_ahead import StepAhead
 from engine.swap_cost import SwapTime
 from engine.warm_up import compile_kernels
 from kernels.batch import KVQuantisation, KVShape
@@ -53,6 +55,7 @@ class ModelRunner:
             self._at_end = stack.pop_all()
 
     def _load(self, model: PreparedModel, config: EngineConfig, stack: ExitStack) -> None:
+        self._config = config
         num_ranks = config.tensor_parallel
         _check_config(config)
         whole = model.manifest.config
@@ -108,6 +111,7 @@ class ModelRunner:
             self._pages.use(0)
         self._sampler = Sampler(choose_draw(self._decoder))
         self._steady: SteadyDecode | None = None
+        self._ahead: StepAhead | None = None
         self.identity = (dtype_name, repr(shape.rope), config.kv_dtype)
         """What keys and values depend on beside the fingerprint, which covers weights, configuration and tokenizer."""
         self.info = EngineInfo(
@@ -139,6 +143,18 @@ class ModelRunner:
         graphs = DecodeGraphs(decoder, kv, self._kv_shape, capture, row_counts=counts, max_tokens=max_tokens)
         return graphs if graphs.num_graphs else None
 
+    def make_core(self) -> EngineCore:
+        """Over this runner, which may have one."""
+        return EngineCore(
+            self._config,
+            self.info,
+            self,
+            self.identity,
+            self.swap_time,
+            node_cost=self.node_cost,
+            runs_ahead=self.runs_ahead,
+        )
+
     def listen(self, listener: Callable[[EngineDeadError], None]) -> None:
         """Called once, from another thread, when a rank has ended and no further step can work."""
         if self._ranks is not None:
@@ -155,10 +171,11 @@ class ModelRunner:
             with self._together(batch):
                 self._blocks.move(batch.transfers)
             return StepResult([])
+        ahead, self._ahead = self._ahead, None  # what this step has no use for is of no use to any other
         if self._graphs is not None and batch.num_decodes == len(batch.sequences):
-            tokens = self._try_graph(self._graphs, batch)
-            if tokens is not None:
-                return StepResult(tokens)
+            result = self._try_graph(self._graphs, batch, ahead)
+            if result is not None:
+                return result
         tensors, hidden = self._forward(batch)
         tokens = []
         if tensors.sampled:
@@ -169,18 +186,37 @@ class ModelRunner:
         }
         return StepResult(tokens, prompt_logprobs)
 
-    def _try_graph(self, graphs: DecodeGraphs, batch: ScheduledBatch) -> list[SampledToken] | None:
-        """The step as one launch; None, and nothing is done, if there is no graph for it."""
-        tensors = BatchTensors.build(batch, self._kv_shape.block_size)
-        if tensors.prompt_rows:
-            return None
-        draw = self._sampler.draw_batch(tensors.sampled)
-        step = graphs.try_write(tensors.token_ids, tensors.positions, tensors.attention, draw)
-        if step is None:
-            return None
-        self._blocks.move(batch.transfers)
-        step.launch()
-        return self._sampler.take(step, tensors.sampled)
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether steps are faster if rows have a slot for the token behind the next one."""
+        return self._graphs is not None
+
+    def _try_graph(self, graphs: DecodeGraphs, batch: ScheduledBatch, ahead: StepAhead | None) -> StepResult | None:
+        """The step as one launch, or as it was launched ahead; None, and nothing is done, if there is no graph for it.
+
+        What may come behind it is launched before its ids are waited for.
+        """
+        block_size = self._kv_shape.block_size
+        rows = None if ahead is None else ahead.find_rows(batch, block_size)
+        if ahead is not None and rows is not None:
+            step, tensors, draw = ahead.step, ahead.tensors, ahead.draw
+            is_whole = rows == list(range(len(tensors.sampled)))
+        else:
+            rows, is_whole = list(range(len(batch.sequences))), True
+            tensors = BatchTensors.build(batch, block_size)
+            if tensors.prompt_rows:
+                return None
+            draw = self._sampler.draw_batch(tensors.sampled)
+            written = graphs.try_write(tensors.token_ids, tensors.positions, tensors.attention, draw)
+            if written is None:
+                return None
+            step = written
+            self._blocks.move(batch.transfers)
+            step.launch()
+        if batch.may_come_again and is_whole and not self._sampler.needs_logits(tensors.sampled):
+            self._ahead = StepAhead.launch(graphs, tensors, draw, block_size)
+        tokens = self._sampler.take(step, tensors.sampled)
+        return StepResult([tokens[row] for row in rows])
 
     def _draw(self, hidden: torch.Tensor, sequences: list[Sequence]) -> list[SampledToken]:
         if isinstance(self._decoder, PackedDecoder) and self._sampler.takes_largest(sequences):

@@ -82,6 +82,11 @@ class Sampler:
         """For a step that draws by itself. A list that comes again must not have changed."""
         return self._draw_batches.of(sequences)
 
+    def needs_logits(self, sequences: list[Sequence]) -> bool:
+        """Whether `take` looks at the step's logits."""
+        kinds = self._kinds_of(sequences)
+        return bool(kinds.adjustable or kinds.with_logprobs)
+
     def take(self, step: GraphStep, sequences: list[Sequence]) -> list[SampledToken]:
         """What a step launched with `draw_batch` has drawn; what its logits have to be changed for is drawn anew."""
         kinds = self._kinds_of(sequences)

@@ -64,6 +64,8 @@ class ScheduledBatch:
     """Shared leading blocks of the decode rows; `SharedNode.rows` index into the decode rows."""
     num_blocks_not_read: int = 0
     """What the nodes save."""
+    may_come_again: bool = False
+    """Nothing but these decode rows is there to be computed: unless something happens, the next step has the same."""
 
     @property
     def decodes(self) -> tuple[ScheduledSequence, ...]:

@@ -28,7 +28,7 @@ class Scheduler:
 
     A sequence gets the blocks for all its tokens when it is admitted, and further ones one by one as it grows. When
     none is free one is preempted (engine.preemption): its blocks are freed and it computes again, later, what nobody
-    kept.
+    kept. With `runs_ahead` a row that fills its last block gets the next one a step early, if it can be had.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         shared_attention: SharedAttention = EVERYTHING_THAT_PAYS,
+        runs_ahead: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
@@ -67,6 +68,7 @@ class Scheduler:
         self._filled: list[Sequence] = []
         """Decode rows of the last step that may have filled their last block."""
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._runs_ahead = runs_ahead
 
     @property
     def num_waiting(self) -> int:
@@ -118,9 +120,15 @@ class Scheduler:
             self._nodes = find_shared_nodes(decodes, self.kv.block_size, self._shared_attention)
             self._num_blocks_not_read = count_blocks_not_read(self._nodes)
         self._num_moves = self.places.num_moves if not draft.chunks else -1
+        may_come_again = self._runs_ahead and not draft.chunks and not self.num_waiting
+        if may_come_again:
+            self._grow_ahead(decodes)
         scheduled = (*self._decode_rows, *draft.chunks) if draft.chunks else self._decode_rows
         assert scheduled or not len(self), f"{self.num_waiting} wait, {len(self.running)} run, nothing to do"
-        return ScheduledBatch(scheduled, len(decodes), self.kv.take_transfers(), self._nodes, self._num_blocks_not_read)
+        transfers = self.kv.take_transfers()
+        return ScheduledBatch(
+            scheduled, len(decodes), transfers, self._nodes, self._num_blocks_not_read, may_come_again
+        )
 
     def _grow_running(self) -> tuple[list[Sequence], list[Sequence]]:
         """Gets running sequences the blocks for their newest tokens; returns decode rows and those with more to do.
@@ -143,6 +151,13 @@ class Scheduler:
                 else:
                     extends.append(sequence)
         return decodes, extends
+
+    def _grow_ahead(self, decodes: list[Sequence]) -> None:
+        """Gets rows that fill their last block in this step the next one, where one is free: nobody is preempted."""
+        for sequence in decodes:
+            num_tokens = len(sequence.token_ids)
+            if num_tokens % self.kv.block_size == 0 and sequence.num_output_tokens + 1 < sequence.max_output_tokens:
+                self.kv.try_allocate_slots(sequence, num_tokens + 1)
 
     def _charge_decodes(self, decodes: list[Sequence]) -> None:
         is_same = decodes == self._decodes

@@ -144,15 +144,16 @@ class CheckedFixedStep:
     def try_write(
         self, token_ids: Int32Array, positions: Int32Array, attention: AttentionBatch, draw: DrawBatch
     ) -> StepForm | None:
-        check_batch(attention, self._shape)
+        check_batch(attention, self._shape, may_write_nothing=True)
         return self._step.try_write(token_ids, positions, attention, draw)
 
 
-def check_batch(batch: AttentionBatch, shape: KVShape) -> None:
-    """That it reads and writes within the cache, and no slot twice."""
+def check_batch(batch: AttentionBatch, shape: KVShape, *, may_write_nothing: bool = False) -> None:
+    """That it reads and writes within the cache, and no slot twice. may_write_nothing: a slot may be -1."""
     size = shape.block_size
-    assert len(set(batch.slots)) == len(batch.slots)
-    assert all(0 <= slot < shape.num_blocks * size for slot in batch.slots)
+    slots = [slot for slot in batch.slots if not (may_write_nothing and slot == -1)]
+    assert len(set(slots)) == len(slots)
+    assert all(0 <= slot < shape.num_blocks * size for slot in slots)
     assert len(batch.slots) == batch.num_decodes + sum(extend.num_rows for extend in batch.extends)
     for node in batch.nodes:
         assert node.block_ids

@@ -54,7 +54,7 @@ class FixedStep(Protocol):
         """Brings a step of decode rows to the device in one copy that nobody waits for, and says in which form it can
         be launched; None, and nothing is done, if it is larger than the limits.
 
-        What the step before has drawn must have come to the host.
+        A slot of -1: the row writes nothing.
         """
 
     def draw(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:

@@ -3,7 +3,10 @@
 Grids are for the most items that a form has. How many there are is among the arrays: programs beyond it end at once.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.batch import AttentionBatch, DrawBatch, Int32Array, KVShape
@@ -12,6 +15,8 @@ from kernels.mirrored_arrays import MirroredArrays
 from kernels.triton.draw import DrawArrays, launch_draw
 from kernels.triton.plan import NodePlan, PlanNumbers, TailPlan, TritonPlan, find_tile_rows, number_plan
 from kernels.triton.tiles import Tiles
+
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 class TritonFixedStep:
@@ -64,7 +69,7 @@ class TritonFixedStep:
             device,
         )
         # until something is written there are no rows
-        self._arrays.host["slots"][:] = -1
+        self._arrays.begin()["slots"][:] = -1
         self._arrays.upload("blocks", 0)
         there = self._arrays.device
         self._draw_arrays = DrawArrays(
@@ -112,13 +117,14 @@ class TritonFixedStep:
         num_blocks = len(numbers.arrays["step"]["blocks"])
         if not enough or numbers.num_parts > self._num_parts or num_blocks > self._num_blocks:
             return None
-        self._write_rows(token_ids, positions, draw)
-        self._write_plan(numbers)
+        here = self._arrays.begin()
+        self._write_rows(here, token_ids, positions, draw)
+        self._write_plan(here, numbers)
         self._arrays.upload("blocks", num_blocks)
         return StepForm(enough[0], numbers.num_items("nodes") > 0)
 
-    def _write_rows(self, token_ids: Int32Array, positions: Int32Array, draw: DrawBatch) -> None:
-        here, num_rows = self._arrays.host, len(token_ids)
+    def _write_rows(self, here: Arrays, token_ids: Int32Array, positions: Int32Array, draw: DrawBatch) -> None:
+        num_rows = len(token_ids)
         for name, values in (("token_ids", token_ids), ("positions", positions)):
             here[name][:num_rows] = values
             here[name][num_rows:] = 0
@@ -128,8 +134,8 @@ class TritonFixedStep:
         top_ks[top_ks >= self._vocab_size] = 0  # all of them is no filter, and draws alike
         here["draw temperatures"][num_rows:] = 0.0
 
-    def _write_plan(self, numbers: PlanNumbers) -> None:
-        here, arrays = self._arrays.host, numbers.arrays
+    def _write_plan(self, here: Arrays, numbers: PlanNumbers) -> None:
+        arrays = numbers.arrays
         num_rows = len(arrays["step"]["slots"])
         here["slots"][:num_rows] = arrays["step"]["slots"]
         here["slots"][num_rows:] = -1

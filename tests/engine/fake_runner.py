@@ -112,6 +112,7 @@ class Bench:
         swap_time: SwapTime = FREE,
         shared_attention: Literal["auto", "always", "never"] = "always",
         deterministic: bool = False,
+        runs_ahead: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.info = EngineInfo(
@@ -137,7 +138,7 @@ class Bench:
             check_kv=True,
         )
         self.runner = FakeRunner(self.info)
-        self.core = EngineCore(config, self.info, self.runner, (), swap_time, clock)
+        self.core = EngineCore(config, self.info, self.runner, (), swap_time, clock, runs_ahead=runs_ahead)
         self.trunk_news: list[TrunkState] = []
         self.outputs: dict[str, RequestOutput] = {}
         """All that came for each request, merged."""

@@ -46,7 +46,7 @@ class Engine:
         settings |= {"check_kv": True, "shared_attention": "always"}
         config = EngineConfig(model_dir=str(self.model.path), **{**settings, **self.settings})
         self.runner = ModelRunner(self.model, config)
-        self.core = EngineCore(config, self.runner.info, self.runner)
+        self.core = EngineCore(config, self.runner.info, self.runner, runs_ahead=self.runner.runs_ahead)
 
     def add(
         self, request_id: str, prompt_ids: list[int], scopes: Sequence[Scope] = (Scope(END, b""),), **params: Any

@@ -2,15 +2,15 @@
 tests/interpreted/engine/test_decode_graphs.py): launches are written down instead of made."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine import decode_graphs
 from engine.config import EngineConfig
-from engine.decode_graphs import find_row_counts
+from engine.decode_graphs import GraphStep, find_row_counts
 from engine.model_runner import ModelRunner
 from engine.models import choose
 from engine.models.prepare import prepare
@@ -84,7 +84,7 @@ def device_memory(runner: ModelRunner) -> list[torch.Tensor]:
         elif type(value).__module__.split(".")[0] in ("engine", "kernels"):
             names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
             for name in names:
-                if not name.startswith(("host", "_host")):
+                if name != "_sides":  # those of the host
                     search(getattr(value, name))
 
     search(runner._decoder)
@@ -116,6 +116,105 @@ def test_nothing_waits_for_the_device_before_the_ids_are_there(model: PreparedMo
     assert len(capture.replayed) == 2
     assert {"attend_nodes", "attend_tails", "draw_tokens"} < {launched.function.__name__ for launched in launches}
     assert [row.output_ids for row in rows] == [[1, 1], [1, 1], [1]]
+
+
+class AheadDriver:
+    """Steps that may come again, and how many graphs each has launched."""
+
+    def __init__(self, model: PreparedModel, **settings: Any) -> None:
+        self.capture = RecordedGraphs()
+        self.driver = start(model, self.capture, max_num_seqs=4, **settings)
+        self.rows = [running(self.driver, num) for num in (5, 40, 33)]
+        self.driver.batch([(row, 9) for row in self.rows])  # room for what comes
+
+    def execute(self, *rows: int, may_come_again: bool = True) -> int:
+        """A step of these rows; how many graphs it launched."""
+        before = len(self.capture.replayed)
+        chosen = [self.rows[row] for row in rows]
+        batch = replace(self.driver.batch([(row, 1) for row in chosen]), may_come_again=may_come_again)
+        tokens = self.driver.runner.execute(batch).tokens
+        for scheduled, token in zip(batch.sequences, tokens, strict=True):
+            scheduled.sequence.num_computed_tokens += 1
+            scheduled.sequence.token_ids.append(token.token_id)
+        return len(self.capture.replayed) - before
+
+    def written(self, num_rows: int) -> dict[str, list[int]]:
+        """What the last step launched for so many rows reads."""
+        graphs = self.driver.runner._graphs
+        assert graphs is not None
+        [step] = [bucket.step for bucket in graphs._buckets if bucket.num_rows == num_rows]
+        plan: Any = step.plan(step.forms[0])
+        return {"ids": step.token_ids.tolist(), "positions": step.positions.tolist(), "slots": plan.slots.tolist()}
+
+
+@pytest.mark.usefixtures("launches")
+def test_the_step_behind_is_launched_before_the_ids_are_known(model: PreparedModel) -> None:
+    made = AheadDriver(model)
+    assert [made.execute(0, 1, 2) for _ in range(3)] == [2, 1, 1]
+    # blocks 1, 2 to 4 and 5 to 7 of 16 tokens; three tokens are drawn, and the fourth step is on its way
+    assert made.written(4) == {
+        "ids": [1, 1, 1, 0],
+        "positions": [7, 42, 35, 0],
+        "slots": [1 * 16 + 7, 4 * 16 + 10, 7 * 16 + 3, -1],
+    }
+    assert [row.output_ids for row in made.rows] == [[1, 1, 1]] * 3
+
+
+@pytest.mark.usefixtures("launches")
+def test_rows_that_are_left_take_what_was_launched_for_all(model: PreparedModel) -> None:
+    """And go on with a step of their own."""
+    made = AheadDriver(model)
+    assert [made.execute(0, 1, 2), made.execute(2, 0), made.execute(2, 0), made.execute(0)] == [2, 0, 2, 0]
+    assert [row.output_ids for row in made.rows] == [[1] * 4, [1], [1] * 3]
+
+
+@pytest.mark.usefixtures("launches")
+def test_what_was_launched_ahead_is_left_where_a_row_joins(model: PreparedModel) -> None:
+    made = AheadDriver(model)
+    assert [made.execute(0, 1), made.execute(0, 1, 2), made.execute(0, 1, 2)] == [2, 2, 1]
+
+
+@pytest.mark.usefixtures("launches")
+def test_what_was_launched_ahead_is_left_where_a_row_is_elsewhere_or_blocks_are_moved(model: PreparedModel) -> None:
+    made = AheadDriver(model)
+    assert made.execute(0) == 2
+    made.rows[0].block_table[0] = 99
+    assert made.execute(0) == 2
+    batch = replace(made.driver.batch([(made.rows[0], 1)]), transfers=Transfers(copies=(BlockCopy(7, 200),)))
+    before = len(made.capture.replayed)
+    made.driver.runner.execute(batch)
+    assert len(made.capture.replayed) == before + 1
+
+
+@pytest.mark.usefixtures("launches")
+def test_nothing_is_launched_ahead_where_it_could_not_be_used(model: PreparedModel) -> None:
+    """Where the scheduler has others to compute; of a row without a slot for the next token; of one whose logits are
+    looked at."""
+    made = AheadDriver(model)
+    assert made.execute(0, may_come_again=False) == 1
+    made.rows[0].block_table = [1]
+    made.rows[0].token_ids += [1] * (16 - made.rows[0].num_tokens)
+    made.rows[0].num_computed_tokens = 15
+    assert made.execute(0) == 1
+    made.rows[1] = running(made.driver, 20, logprobs=0)
+    made.rows[2] = running(made.driver, 20, presence_penalty=1.0)
+    assert [made.execute(1), made.execute(2)] == [1, 1]
+
+
+@pytest.mark.usefixtures("launches")
+def test_a_row_that_is_sure_to_end_writes_nothing_ahead(model: PreparedModel) -> None:
+    made = AheadDriver(model)
+    made.rows[1].max_output_tokens = 1
+    made.execute(0, 1)
+    assert made.written(2) == {"ids": [1, 1], "positions": [5, 39], "slots": [1 * 16 + 5, -1]}
+    assert made.execute(0) == 0
+
+
+@pytest.mark.usefixtures("launches")
+def test_nothing_waits_for_the_device_ahead(model: PreparedModel) -> None:
+    made = AheadDriver(model)
+    with DeviceGuard(device_memory(made.driver.runner)):
+        assert [made.execute(0, 1, 2) for _ in range(2)] == [2, 1]
 
 
 def form_of(launched: Launched) -> str:
@@ -184,7 +283,7 @@ def test_a_draw_that_is_looked_at_within_the_step_is_found(
     model: PreparedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = start(model, RecordedGraphs(), max_num_seqs=2)
-    monkeypatch.setattr(decode_graphs.DrawnIds, "wait", lambda self, num_rows: self.of(num_rows).tolist())
+    monkeypatch.setattr(GraphStep, "wait", lambda self: self._drawn.of(1).tolist())
     row = running(driver, 5)
     with DeviceGuard(device_memory(driver.runner)), pytest.raises(Waits):
         driver.execute([(row, 1)])

@@ -587,3 +587,46 @@ def test_a_runner_that_brings_too_few_tokens_is_an_error():
         bench.core.scheduler.update(batch, StepResult([]))
     with pytest.raises(AssertionError, match="2 tokens from the runner, expected 1"):
         bench.core.scheduler.update(batch, StepResult([SampledToken(1), SampledToken(2)]))
+
+
+# ---- steps ahead
+
+
+def test_a_row_that_fills_its_block_gets_the_next_one_a_step_early():
+    """So that the step behind can be launched before the token that fills it is known."""
+    bench = Bench(6, runs_ahead=True)
+    bench.add("a", ids(0, 6), 5)
+    bench.step()  # seven tokens with the one drawn
+    assert (len(bench.table("a")), bench.runner.batches[-1].may_come_again) == (1, False)
+    bench.step()
+    assert (len(bench.table("a")), bench.runner.batches[-1].may_come_again) == (1, True)
+    bench.step()  # the eighth is computed
+    assert len(bench.table("a")) == 2
+    bench.run()
+    bench.assert_complete("a", ids(0, 6), 5)
+
+
+def test_nothing_comes_early_for_a_row_that_is_about_to_end_or_while_others_wait_or_compute_prompts():
+    bench = Bench(6, runs_ahead=True, max_num_seqs=2)
+    bench.add("ends", ids(0, 6), 3)
+    bench.step(3)
+    assert "ends" not in bench.running
+    bench.add("a", ids(100, 7), 9)
+    bench.add("b", ids(200, 3), 2)
+    bench.add("waits", ids(300, 3), 2)
+    bench.step(2)
+    assert (len(bench.table("a")), bench.runner.batches[-1].may_come_again) == (1, False)
+    bench.run()
+    for name, start, num, tokens in (("a", 100, 7, 9), ("b", 200, 3, 2), ("waits", 300, 3, 2)):
+        bench.assert_complete(name, ids(start, num), tokens)
+
+
+def test_nobody_is_preempted_for_what_would_come_early():
+    bench = Bench(2, runs_ahead=True)
+    bench.add("a", ids(0, 6), 4)
+    bench.add("b", ids(100, 6), 2)
+    bench.step(2)
+    assert bench.running == ["a"]
+    assert bench.core.stats().preemptions == 0
+    bench.run()
+    bench.assert_complete("a", ids(0, 6), 4)
