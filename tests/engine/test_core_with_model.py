@@ -49,11 +49,19 @@ class Engine:
         self.core = EngineCore(config, self.runner.info, self.runner, runs_ahead=self.runner.runs_ahead)
 
     def add(
-        self, request_id: str, prompt_ids: list[int], scopes: Sequence[Scope] = (Scope(END, b""),), **params: Any
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        scopes: Sequence[Scope] = (Scope(END, b""),),
+        choice: int = 0,
+        **params: Any,
     ) -> None:
-        params = {"max_tokens": MAX_TOKENS, "temperature": 0.0, **params}
         request = AddRequest(
-            request_id=request_id, prompt_ids=prompt_ids, params=SamplingParams(**params), scopes=list(scopes)
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            params=SamplingParams(**{"max_tokens": MAX_TOKENS, "temperature": 0.0, **params}),
+            scopes=list(scopes),
+            choice=choice,
         )
         assert self.core.add(request) is None
         self.answers[request_id] = []

@@ -87,3 +87,26 @@ def test_chunked_preempted_and_swapped(model: PreparedModel, expected: dict[str,
     assert made.ask(PROMPTS[2], max_tokens=2) == expected["2"][:2]
     host = made.core.stats().host
     assert (host.swapped_out > 0, host.swapped_in > 0) == (True, True)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_several_pieces_of_nodes_and_tails(family: str, tmp_path: Path) -> None:
+    """Pieces have 256 tokens: three rows share 264 of them, one of which comes as a fork of another, and one has 300 of
+    its own. With biases, and with norms of heads."""
+    model = prepared(tmp_path, family)
+    trunk, other = (
+        [(7 * i * i + 3 * i + first) % 380 for i in range(length)] for first, length in ((1, 264), (2, 300))
+    )
+    prompts = {"trunk": ([*trunk, 5], 0), "fork": ([*trunk, 5], 1), "branch": ([*trunk, 6, 7], 0), "alone": (other, 0)}
+
+    def answers(kernels: str) -> tuple[dict[str, list[int]], int]:
+        made = Engine(model, {"kernels": kernels, "num_blocks": 120})
+        for name, (prompt_ids, choice) in prompts.items():
+            made.add(name, prompt_ids, choice=choice, max_tokens=5, temperature=0.9, seed=4)
+            made.step()
+        return made.run(), made.core.stats().blocks_not_read
+
+    expected = answers("reference")
+    assert len({tuple(ids) for ids in expected[0].values()}) == len(prompts)
+    assert expected[1] >= 2 * 33
+    assert answers("triton") == expected
