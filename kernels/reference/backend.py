@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.attention_rule import FULL, AttentionRule
 from kernels.batch import AttentionBatch, Extend, KVShape
 from kernels.fixed_step import StepLimits
 from kernels.kv_format import KVFormat, find_format
@@ -34,7 +35,7 @@ class ReferencePlan:
     kv_rows: torch.Tensor
     decode_gather: torch.Tensor | None
     unused: torch.Tensor | None
-    """bool [num_decodes, 1, 1, tokens]: slots behind each row's context."""
+    """bool [num_decodes, 1, 1, tokens]: slots behind each row's context, and before its window."""
     extends: tuple[_Extend, ...]
     quantised: KVFormat | None
 
@@ -42,8 +43,9 @@ class ReferencePlan:
 class ReferenceKernels:
     name = "reference"
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, rule: AttentionRule = FULL) -> None:
         self._device = device
+        self._rule = rule
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> ReferenceLinear:
         # a copy: the prepared file's map should not stay open for it
@@ -86,7 +88,9 @@ class ReferenceKernels:
             padded = functions.padded(tables, device)
             gather = functions.block_rows(padded, shape)
             positions = torch.arange(padded.shape[1] * shape.block_size, device=device)
-            unused = (positions >= torch.tensor(lengths, device=device)[:, None])[:, None, None, :]
+            firsts = [self._rule.first_seen(length - 1) for length in lengths]
+            is_behind = positions >= torch.tensor(lengths, device=device)[:, None]
+            unused = (is_behind | (positions < torch.tensor(firsts, device=device)[:, None]))[:, None, None, :]
         extends = []
         first_row = 0
         for extend in batch.extends:
@@ -110,7 +114,7 @@ class ReferenceKernels:
         num_kv_heads = kv.shape[2]
         keys, values = _gather(kv, plan.decode_gather, num, head_dim, plan.quantised)
         grouped = q.view(num, num_kv_heads, num_heads // num_kv_heads, head_dim).float()
-        scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
+        scores = functions.scores(grouped, keys, self._rule.soft_cap)
         weights = scores.masked_fill(plan.unused, float("-inf")).softmax(-1)
         # a weight of zero does not silence a NaN
         values = values.masked_fill(plan.unused.transpose(-1, -2), 0.0)
@@ -122,11 +126,14 @@ class ReferenceKernels:
             extend = part.extend
             rows = slice(part.first_row, part.first_row + extend.num_rows)
             keys, values = _gather(kv, part.gather, 1, head_dim, plan.quantised)
-            keys, values = keys[0, :, None, : extend.num_tokens], values[0, :, None, : extend.num_tokens]
+            first = self._rule.first_seen(extend.num_context_tokens)
+            keys, values = keys[0, :, None, first : extend.num_tokens], values[0, :, None, first : extend.num_tokens]
             grouped = q[rows].view(extend.num_rows, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3).float()
-            scores = grouped @ keys.transpose(-1, -2) * head_dim**-0.5
-            seen = torch.ones(extend.num_rows, extend.num_tokens, dtype=torch.bool, device=q.device)
-            seen = seen.tril(extend.num_context_tokens)
+            scores = functions.scores(grouped, keys, self._rule.soft_cap)
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+            seen = seen.tril(extend.num_context_tokens - first)
+            if self._rule.window:
+                seen = seen.triu(extend.num_context_tokens - first + 1 - self._rule.window)
             weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
             out[rows] = (weights @ values).permute(2, 0, 1, 3).flatten(1, 2).to(out.dtype)
 

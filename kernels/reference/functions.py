@@ -41,6 +41,13 @@ def rope_and_write_kv(
     return rotated[:, :num_heads]
 
 
+def scores(q: torch.Tensor, keys: torch.Tensor, soft_cap: float) -> torch.Tensor:
+    """Of q [..., rows, head_dim] and keys [..., tokens, head_dim]: [..., rows, tokens], scaled, and bent to stay within
+    soft_cap if it is above 0."""
+    scaled: torch.Tensor = q @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return (scaled / soft_cap).tanh() * soft_cap if soft_cap else scaled
+
+
 def merge(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """values [rows, heads, parts, head_dim], lse fp32 [rows, heads, parts], as `kernels.interface.Kernels.merge` has
     them."""

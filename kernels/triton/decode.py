@@ -11,7 +11,7 @@ captured graph may have a grid for the most that can come.
 import triton
 import triton.language as tl
 
-from kernels.triton.attention import attend
+from kernels.triton.attention import attend, store_rows
 
 
 @triton.jit
@@ -19,16 +19,21 @@ def attend_tails(
     q,
     keys,
     values,
+    key_scales,
+    value_scales,
     blocks,
     item_rows,
     item_pieces,
     num_items,
     tail_blocks,
+    tail_first,
     tail_tokens,
     tail_parts,
     part_values,
     part_lse,
     scale,
+    SOFT_CAP: tl.constexpr,
+    QUANTISATION: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -41,8 +46,8 @@ def attend_tails(
 ):
     """Grid (items, KV heads): one piece of one row's tail, for the heads of one group.
 
-    tail_blocks [rows]: where a tail's table begins in `blocks`; tail_tokens [rows]; tail_parts [rows]: the part of its
-    first piece.
+    tail_blocks [rows]: where a tail's table begins in `blocks`; tail_first [rows]: the first of its tokens that the row
+    sees; tail_tokens [rows]; tail_parts [rows]: the part that its first piece has, or would have.
     """
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -51,21 +56,23 @@ def attend_tails(
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     row = tl.load(item_rows + item)
     piece = tl.load(item_pieces + item)
-    start = piece * PIECE
-    end = tl.minimum(start + PIECE, tl.load(tail_tokens + row))
-    dims = tl.arange(0, WIDTH)
+    start = tl.maximum(piece * PIECE, tl.load(tail_first + row))
+    end = tl.minimum((piece + 1) * PIECE, tl.load(tail_tokens + row))
     members = tl.arange(0, ROWS)
     heads = kv_head * GROUP + members
     is_head = members < GROUP
-    is_value = is_head[:, None] & (dims < HEAD_DIM)[None, :]
-    query = tl.load(
-        q + row.to(tl.int64) * Q_STRIDE + heads[:, None] * HEAD_DIM + dims[None, :], mask=is_value, other=0.0
-    )
+    no_rows = tl.zeros([ROWS], tl.int32)
     mean, lse = attend(
-        query,
-        members,
+        q,
+        row + no_rows,
+        heads,
+        is_head,
+        no_rows,
+        no_rows,
         keys,
         values,
+        key_scales,
+        value_scales,
         blocks + tl.load(tail_blocks + row),
         kv_head,
         start,
@@ -73,15 +80,19 @@ def attend_tails(
         scale,
         ROWS,
         False,
+        False,
+        SOFT_CAP,
+        QUANTISATION,
+        Q_STRIDE,
         NUM_KV_HEADS,
         BLOCK_SIZE,
         HEAD_DIM,
         WIDTH,
         TOKENS,
     )
-    places = (tl.load(tail_parts + row) + piece).to(tl.int64) * NUM_HEADS + heads
-    tl.store(part_values + places[:, None] * HEAD_DIM + dims[None, :], mean, mask=is_value)
-    tl.store(part_lse + places, lse, mask=is_head)
+    part = tl.load(tail_parts + row) + piece
+    store_rows(part_values, mean, part + no_rows, heads, is_head, NUM_HEADS, HEAD_DIM, WIDTH)
+    tl.store(part_lse + part.to(tl.int64) * NUM_HEADS + heads, lse, mask=is_head)
 
 
 @triton.jit
@@ -89,6 +100,8 @@ def attend_nodes(
     q,
     keys,
     values,
+    key_scales,
+    value_scales,
     blocks,
     item_nodes,
     item_tiles,
@@ -98,10 +111,14 @@ def attend_nodes(
     node_tokens,
     node_readers,
     reader_rows,
+    reader_first,
     reader_parts,
     part_values,
     part_lse,
     scale,
+    IS_WINDOWED: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    QUANTISATION: tl.constexpr,
     Q_STRIDE: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -115,7 +132,8 @@ def attend_nodes(
     """Grid (items, KV heads): one piece of one node, for ROWS of its rows: (reader, head of the group).
 
     node_blocks [nodes]: where a node's table begins in `blocks`; node_tokens [nodes]; node_readers [nodes + 1]: whose
-    readers are where in reader_rows, the decode row of each, and reader_parts, the part of its first piece.
+    readers are where in reader_rows, the decode row of each, reader_first, the first of the node's tokens that it sees,
+    and reader_parts, the part that its first piece has, or would have. If not IS_WINDOWED, readers see all tokens.
     """
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -130,19 +148,24 @@ def attend_nodes(
     places = tl.load(item_tiles + item) * ROWS + tl.arange(0, ROWS)
     is_row = places < (tl.load(node_readers + node + 1) - first_reader) * GROUP
     readers = first_reader + places // GROUP
+    first_seen = places
+    if IS_WINDOWED:
+        first_seen = tl.load(reader_first + readers, mask=is_row, other=end)
+        is_row = is_row & (first_seen < end)
+        start = tl.maximum(start, tl.min(first_seen, 0))
     row = tl.load(reader_rows + readers, mask=is_row, other=0)
-    part = tl.load(reader_parts + readers, mask=is_row, other=0) + piece
     heads = kv_head * GROUP + places % GROUP
-    dims = tl.arange(0, WIDTH)
-    is_value = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    query = tl.load(
-        q + row.to(tl.int64)[:, None] * Q_STRIDE + heads[:, None] * HEAD_DIM + dims[None, :], mask=is_value, other=0.0
-    )
     mean, lse = attend(
-        query,
+        q,
+        row,
+        heads,
+        is_row,
+        first_seen,
         places,
         keys,
         values,
+        key_scales,
+        value_scales,
         blocks + tl.load(node_blocks + node),
         kv_head,
         start,
@@ -150,15 +173,20 @@ def attend_nodes(
         scale,
         ROWS,
         False,
+        IS_WINDOWED,
+        SOFT_CAP,
+        QUANTISATION,
+        Q_STRIDE,
         NUM_KV_HEADS,
         BLOCK_SIZE,
         HEAD_DIM,
         WIDTH,
         TOKENS,
     )
-    targets = part.to(tl.int64) * NUM_HEADS + heads
-    tl.store(part_values + targets[:, None] * HEAD_DIM + dims[None, :], mean, mask=is_value)
-    tl.store(part_lse + targets, lse, mask=is_row)
+    # read here, as registers are short in the loop
+    part = tl.load(reader_parts + readers, mask=is_row, other=0) + piece
+    store_rows(part_values, mean, part, heads, is_row, NUM_HEADS, HEAD_DIM, WIDTH)
+    tl.store(part_lse + part.to(tl.int64) * NUM_HEADS + heads, lse, mask=is_row)
 
 
 @triton.jit
@@ -166,6 +194,7 @@ def merge_parts(
     part_values,
     part_lse,
     row_parts,
+    merged_rows,
     out,
     out_lse,
     NUM_HEADS: tl.constexpr,
@@ -174,18 +203,18 @@ def merge_parts(
     HEADS: tl.constexpr,
     WRITES_LSE: tl.constexpr,
 ):
-    """Grid (rows, tiles of HEADS heads). out [rows, NUM_HEADS, HEAD_DIM], out_lse fp32 [rows, NUM_HEADS].
+    """Grid (merged rows, tiles of HEADS heads). out [rows, NUM_HEADS, HEAD_DIM], out_lse fp32 [rows, NUM_HEADS].
 
-    row_parts [rows + 1]: row r's parts are row_parts[r] up to row_parts[r + 1], added in that order, whatever their
-    number.
+    merged_rows [merged rows]: which rows of out; row_parts [merged rows + 1]: the parts of the i-th of them are
+    row_parts[i] up to row_parts[i + 1], added in that order, whatever their number.
     """
-    row = tl.program_id(0).to(tl.int64)
+    merged = tl.program_id(0)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = heads < NUM_HEADS
     dims = tl.arange(0, WIDTH)
     is_value = is_head[:, None] & (dims < HEAD_DIM)[None, :]
-    first = tl.load(row_parts + row)
-    end = tl.load(row_parts + row + 1)
+    first = tl.load(row_parts + merged)
+    end = tl.load(row_parts + merged + 1)
     largest = tl.full([HEADS], float("-inf"), tl.float32)
     total = tl.zeros([HEADS], tl.float32)
     weighted = tl.zeros([HEADS, WIDTH], tl.float32)
@@ -206,11 +235,11 @@ def merge_parts(
         largest = new_largest
     is_any = total > 0.0
     mean = weighted / tl.where(is_any, total, 1.0)[:, None]
-    targets = row * NUM_HEADS + heads
-    tl.store(out + targets[:, None] * HEAD_DIM + dims[None, :], mean.to(out.dtype.element_ty), mask=is_value)
+    row = tl.load(merged_rows + merged)
+    store_rows(out, mean, row + tl.zeros([HEADS], tl.int32), heads, is_head, NUM_HEADS, HEAD_DIM, WIDTH)
     if WRITES_LSE:
         tl.store(
-            out_lse + targets,
+            out_lse + row.to(tl.int64) * NUM_HEADS + heads,
             tl.where(is_any, largest + tl.log(tl.where(is_any, total, 1.0)), float("-inf")),
             mask=is_head,
         )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.attention_rule import AttentionRule
 from kernels.batch import AttentionBatch, DrawBatch, Int32Array, KVShape
 from kernels.fixed_step import StepForm, StepLimits
 from kernels.mirrored_arrays import MirroredArrays
@@ -30,6 +31,7 @@ class TritonFixedStep:
         limits: StepLimits,
         shape: KVShape,
         tiles: Tiles,
+        rule: AttentionRule,
         device: torch.device,
         *,
         group: int,
@@ -43,16 +45,18 @@ class TritonFixedStep:
         self._num_parts = parts = 2 * (items + rows)
         self._shape = shape
         self._tiles = tiles
+        self._rule = rule
         self._group = group
         self._vocab_size = vocab_size
         self._tile_rows = find_tile_rows(rows * group, tiles)
         i32, i64, f32, f64 = np.int32, np.int64, np.float32, np.float64
         self._draws = {"temperatures": f32, "top_ks": i32, "top_ps": f64, "min_ps": f64, "seeds": i64, "choices": i32}
         self._tails = {"item_rows": items, "item_pieces": items, "tail_blocks": rows, "tail_tokens": rows}
-        self._tails |= {"item_count": 1, "tail_parts": rows, "row_parts": rows + 1}
+        self._tails |= {"item_count": 1, "tail_first": rows, "tail_parts": rows, "row_parts": rows + 1}
+        self._tails |= {"merged_rows": rows}
         self._nodes = {"item_nodes": items, "item_tiles": items, "item_pieces": items, "item_count": 1}
         self._nodes |= {"node_blocks": items, "node_tokens": items, "node_readers": items + 1}
-        self._nodes |= {"reader_rows": parts, "reader_parts": parts}
+        self._nodes |= {"reader_rows": parts, "reader_first": parts, "reader_parts": parts}
         # a part is of at most so many blocks
         self._num_blocks = parts * -(-tiles.piece_tokens // shape.block_size)
         self._arrays = MirroredArrays(
@@ -69,7 +73,9 @@ class TritonFixedStep:
             device,
         )
         # until something is written there are no rows
-        self._arrays.begin()["slots"][:] = -1
+        here = self._arrays.begin()
+        here["slots"][:] = -1
+        here["tails merged_rows"][:] = range(rows)
         self._arrays.upload("blocks", 0)
         there = self._arrays.device
         self._draw_arrays = DrawArrays(
@@ -102,7 +108,7 @@ class TritonFixedStep:
             nodes = NodePlan(num_items=num_items, tile_rows=self._tile_rows, **arrays)
         arrays = {name: there[f"tails {name}"] for name in self._tails}
         tails = TailPlan(num_items=num_items, num_parts=self._num_parts, **arrays)
-        return TritonPlan(there["slots"], there["blocks"], nodes, tails, extends=None)
+        return TritonPlan(self._shape, there["slots"], there["blocks"], nodes, tails, extends=None)
 
     def try_write(
         self, token_ids: Int32Array, positions: Int32Array, attention: AttentionBatch, draw: DrawBatch
@@ -111,11 +117,11 @@ class TritonFixedStep:
         assert num_rows == len(token_ids) == len(attention.slots)
         if num_rows > self._num_rows:
             return None
-        numbers = number_plan(attention, self._shape, self._group, self._tiles, self._tile_rows)
+        numbers = number_plan(attention, self._shape, self._group, self._tiles, self._rule, self._tile_rows)
         num_items = max(numbers.num_items("tails"), numbers.num_items("nodes"))
         enough = [num for num in self._num_items if num >= num_items]
         num_blocks = len(numbers.arrays["step"]["blocks"])
-        if not enough or numbers.num_parts > self._num_parts or num_blocks > self._num_blocks:
+        if not enough or numbers.num_parts("tails") > self._num_parts or num_blocks > self._num_blocks:
             return None
         here = self._arrays.begin()
         self._write_rows(here, token_ids, positions, draw)
@@ -142,8 +148,9 @@ class TritonFixedStep:
         for group in ("tails", "nodes"):
             for name, values in arrays[group].items():
                 here[f"{group} {name}"][: len(values)] = values
-        # the rows behind have no part
-        here["tails row_parts"][num_rows:] = numbers.num_parts
+        # the rows behind have no part, and are zeros
+        here["tails merged_rows"][:] = range(self._num_rows)
+        here["tails row_parts"][num_rows:] = numbers.num_parts("tails")
         here["blocks"][: len(arrays["step"]["blocks"])] = arrays["step"]["blocks"]
 
     def draw(self, logits: torch.Tensor, drawn: torch.Tensor) -> None:

@@ -4,14 +4,17 @@ All lie in one int32 buffer, each at a multiple of 128 bytes, so that pointers a
 compiled twice. Numbers of items are in it too, as kernels read them there.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 import torch
 
+from kernels.attention_rule import AttentionRule
 from kernels.batch import AttentionBatch, Extend, Int32Array, KVShape, Node, Tail
+from kernels.triton.pieces import cut_decodes
+from kernels.triton.split import cut_extends
+from kernels.triton.starts import starts_of
 from kernels.triton.tiles import Tiles
 
 ALIGNMENT = 32
@@ -35,6 +38,7 @@ class NodePlan:
     node_tokens: torch.Tensor
     node_readers: torch.Tensor
     reader_rows: torch.Tensor
+    reader_first: torch.Tensor
     reader_parts: torch.Tensor
 
 
@@ -49,26 +53,37 @@ class TailPlan:
     item_rows: torch.Tensor
     item_pieces: torch.Tensor
     tail_blocks: torch.Tensor
+    tail_first: torch.Tensor
     tail_tokens: torch.Tensor
     tail_parts: torch.Tensor
     row_parts: torch.Tensor
+    merged_rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendPlan:
-    """Arrays as `kernels.triton.extend.attend_extends` has them."""
+    """Arrays as `kernels.triton.extend.attend_extends` has them, and as `merge_parts` has those of what was cut."""
 
     num_items: int
+    num_parts: int
     item_count: torch.Tensor
     item_extends: torch.Tensor
     item_tiles: torch.Tensor
+    item_pieces: torch.Tensor
     extend_blocks: torch.Tensor
     extend_context: torch.Tensor
     extend_rows: torch.Tensor
+    extend_first: torch.Tensor
+    extend_piece_tokens: torch.Tensor
+    extend_pieces: torch.Tensor
+    extend_parts: torch.Tensor
+    row_parts: torch.Tensor
+    merged_rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
+    shape: KVShape
     slots: torch.Tensor
     blocks: torch.Tensor
     """The tables of all nodes, tails and extends, one after the other."""
@@ -90,22 +105,26 @@ class PlanNumbers:
     def num_items(self, group: str) -> int:
         return self.arrays[group]["item_count"][0]
 
-    @property
-    def num_parts(self) -> int:
-        return self.arrays["tails"]["row_parts"][-1]
+    def num_parts(self, group: str) -> int:
+        """Of the tails, those of nodes counted, or of the extends."""
+        return self.arrays[group]["row_parts"][-1]
 
 
-def make_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, device: torch.device) -> TritonPlan:
+def make_plan(
+    batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, rule: AttentionRule, device: torch.device
+) -> TritonPlan:
     """group: query heads of one KV head."""
     most_rows = max((len(node.rows) for node in batch.nodes), default=0) * group
-    numbers = number_plan(batch, shape, group, tiles, find_tile_rows(most_rows, tiles))
+    numbers = number_plan(batch, shape, group, tiles, rule, find_tile_rows(most_rows, tiles))
     nodes, tails, extends = (numbers.num_items(name) for name in ("nodes", "tails", "extends"))
+    tail_parts, extend_parts = numbers.num_parts("tails"), numbers.num_parts("extends")
     on_device = _to_device(numbers.arrays, device)
     return TritonPlan(
+        shape,
         **on_device["step"],
         nodes=NodePlan(num_items=nodes, tile_rows=numbers.tile_rows, **on_device["nodes"]) if nodes else None,
-        tails=TailPlan(num_items=tails, num_parts=numbers.num_parts, **on_device["tails"]) if tails else None,
-        extends=ExtendPlan(num_items=extends, **on_device["extends"]) if extends else None,
+        tails=TailPlan(num_items=tails, num_parts=tail_parts, **on_device["tails"]) if tails else None,
+        extends=ExtendPlan(num_items=extends, num_parts=extend_parts, **on_device["extends"]) if extends else None,
     )
 
 
@@ -117,37 +136,20 @@ def find_tile_rows(most_rows: int, tiles: Tiles) -> int:
     return tile_rows
 
 
-def number_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, tile_rows: int) -> PlanNumbers:
+def number_plan(
+    batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles, rule: AttentionRule, tile_rows: int
+) -> PlanNumbers:
     """tile_rows: (reader, head) pairs of one program of a node."""
     tables: list[Node | Tail | Extend] = [*batch.nodes, *batch.tails, *batch.extends]
-    starts = _starts(len(table.block_ids) for table in tables)
+    starts = starts_of(len(table.block_ids) for table in tables)
     first_tail = len(batch.nodes)
     first_extend = first_tail + len(batch.tails)
     blocks = np.concatenate([np.asarray(table.block_ids, dtype=np.int32) for table in tables])
     node_tokens = [len(node.block_ids) * shape.block_size for node in batch.nodes]
-    node_pieces = [-(-num // tiles.piece_tokens) for num in node_tokens]
-    tail_pieces = [-(-tail.num_tokens // tiles.piece_tokens) for tail in batch.tails]
-
-    # a row's parts: its nodes' in their order, then its tail's
-    num_parts = list(tail_pieces)
-    for node, pieces in zip(batch.nodes, node_pieces, strict=True):
-        for row in node.rows:
-            num_parts[row] += pieces
-    row_parts = _starts(num_parts)
-    next_parts = row_parts[:-1]
-    reader_parts = []
-    for node, pieces in zip(batch.nodes, node_pieces, strict=True):
-        for row in node.rows:
-            reader_parts.append(next_parts[row])
-            next_parts[row] += pieces
-
-    nodes = _node_items([len(node.rows) * group for node in batch.nodes], node_pieces, tile_rows)
-    tails = [(row, piece) for row, pieces in enumerate(tail_pieces) for piece in range(pieces)]
-    extends = [
-        (i, tile)
-        for i, extend in enumerate(batch.extends)
-        for tile in range(-(-extend.num_rows * group // tiles.extend_rows))
-    ]
+    cuts = cut_decodes(batch, node_tokens, tiles.piece_tokens, rule)
+    nodes = _node_items([len(node.rows) * group for node in batch.nodes], cuts.node_pieces, tile_rows)
+    tails = [(row, piece) for row, pieces in enumerate(cuts.tail_pieces) for piece in pieces]
+    extends = cut_extends(batch.extends, shape.num_kv_heads, group, tiles, rule)
     arrays: dict[str, Arrays] = {
         "step": {"slots": batch.slots, "blocks": blocks},
         "nodes": {
@@ -155,42 +157,46 @@ def number_plan(batch: AttentionBatch, shape: KVShape, group: int, tiles: Tiles,
             **_columns(nodes, "item_nodes", "item_tiles", "item_pieces"),
             "node_blocks": starts[:first_tail],
             "node_tokens": node_tokens,
-            "node_readers": _starts(len(node.rows) for node in batch.nodes),
+            "node_readers": starts_of(len(node.rows) for node in batch.nodes),
             "reader_rows": [row for node in batch.nodes for row in node.rows],
-            "reader_parts": reader_parts,
+            "reader_first": cuts.reader_first,
+            "reader_parts": cuts.reader_parts,
         },
         "tails": {
             "item_count": [len(tails)],
             **_columns(tails, "item_rows", "item_pieces"),
             "tail_blocks": starts[first_tail:first_extend],
+            "tail_first": cuts.tail_first,
             "tail_tokens": [tail.num_tokens for tail in batch.tails],
-            "tail_parts": next_parts,
-            "row_parts": row_parts,
+            "tail_parts": cuts.tail_parts,
+            "row_parts": cuts.row_parts,
+            "merged_rows": range(len(batch.tails)),
         },
         "extends": {
-            "item_count": [len(extends)],
-            **_columns(extends, "item_extends", "item_tiles"),
+            "item_count": [len(extends.items)],
+            **_columns(extends.items, "item_extends", "item_tiles", "item_pieces"),
             "extend_blocks": starts[first_extend:-1],
             "extend_context": [extend.num_context_tokens for extend in batch.extends],
-            "extend_rows": _starts(extend.num_rows for extend in batch.extends),
+            "extend_rows": starts_of(extend.num_rows for extend in batch.extends),
+            "extend_first": extends.firsts,
+            "extend_piece_tokens": extends.piece_tokens,
+            "extend_pieces": extends.num_pieces,
+            "extend_parts": extends.parts,
+            "row_parts": extends.row_parts,
+            "merged_rows": extends.merged_rows,
         },
     }
     return PlanNumbers(tile_rows, arrays)
 
 
-def _node_items(node_rows: list[int], node_pieces: list[int], tile_rows: int) -> list[tuple[int, int, int]]:
+def _node_items(node_rows: list[int], node_pieces: list[range], tile_rows: int) -> list[tuple[int, int, int]]:
     """(node, tile, piece) of each program; the tiles of a piece follow one another, as they read the same tokens."""
     return [
         (node, tile, piece)
         for node, (rows, pieces) in enumerate(zip(node_rows, node_pieces, strict=True))
-        for piece in range(pieces)
+        for piece in pieces
         for tile in range(-(-rows // tile_rows))
     ]
-
-
-def _starts(sizes: Iterable[int]) -> list[int]:
-    """Where each begins, and where the last one ends."""
-    return [0, *accumulate(sizes)]
 
 
 def _columns(items: Sequence[tuple[int, ...]], *names: str) -> Arrays:
@@ -204,7 +210,7 @@ def _to_device(groups: Mapping[str, Arrays], device: torch.device) -> dict[str, 
         for group, arrays in groups.items()
         for name, values in arrays.items()
     }
-    places = _starts(-(-max(len(array), 1) // ALIGNMENT) * ALIGNMENT for array in host.values())
+    places = starts_of(-(-max(len(array), 1) // ALIGNMENT) * ALIGNMENT for array in host.values())
     flat = np.zeros(places[-1], dtype=np.int32)
     for place, array in zip(places[:-1], host.values(), strict=True):
         flat[place : place + len(array)] = array

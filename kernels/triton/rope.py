@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.triton.quantised import int8_scale, to_fp8, to_int8
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def rotate_and_write(
@@ -11,8 +13,11 @@ def rotate_and_write(
     sines,
     keys,
     values,
+    key_scales,
+    value_scales,
     slots,
     num_rows,
+    QUANTISATION: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -24,7 +29,7 @@ def rotate_and_write(
 
     heads [num_rows, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM]: q is rotated in place, K and V only read. Tables fp32
     [num_rows, HEAD_DIM], the first half of the sines negated. slots [num_rows]; nothing is written to one below 0.
-    HALF: a power of two from HEAD_DIM / 2 on.
+    keys, values and their scales as for `kernels.triton.attention.attend`. HALF: a power of two from HEAD_DIM / 2 on.
     """
     ALL: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     MIDDLE: tl.constexpr = HEAD_DIM // 2
@@ -54,12 +59,36 @@ def rotate_and_write(
 
     slot = tl.load(slots + rows, mask=is_pair, other=-1).to(tl.int64)
     kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
-    places = ((slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
-    target = places[:, None] + dims[None, :]
-    is_written = is_there & (slot >= 0)[:, None]
-    is_key = is_written & ((head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS))[:, None]
-    tl.store(keys + target, turned_left.to(element), mask=is_key)
-    tl.store(keys + target + MIDDLE, turned_right.to(element), mask=is_key)
-    is_value = is_written & (head >= NUM_HEADS + NUM_KV_HEADS)[:, None]
-    tl.store(values + target, raw_left, mask=is_value)
-    tl.store(values + target + MIDDLE, raw_right, mask=is_value)
+    VALUES: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    RECORD: tl.constexpr = VALUES + 2 * BLOCK_SIZE if QUANTISATION == "int8" else VALUES
+    records = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * RECORD
+    target = (records + slot % BLOCK_SIZE * HEAD_DIM)[:, None] + dims[None, :]
+    writes = is_pair & (slot >= 0)
+    writes_key = writes & (head >= NUM_HEADS) & (head < NUM_HEADS + NUM_KV_HEADS)
+    writes_value = writes & (head >= NUM_HEADS + NUM_KV_HEADS)
+    is_key = writes_key[:, None] & is_dim
+    is_value = writes_value[:, None] & is_dim
+    if QUANTISATION is None:
+        tl.store(keys + target, turned_left.to(element), mask=is_key)
+        tl.store(keys + target + MIDDLE, turned_right.to(element), mask=is_key)
+        tl.store(values + target, raw_left, mask=is_value)
+        tl.store(values + target + MIDDLE, raw_right, mask=is_value)
+    else:
+        # a row is K or V, never both
+        is_turned_row = (head < NUM_HEADS + NUM_KV_HEADS)[:, None]
+        new_left = tl.where(is_turned_row, turned_left.to(element).to(tl.float32), wide_left)
+        new_right = tl.where(is_turned_row, turned_right.to(element).to(tl.float32), wide_right)
+        if QUANTISATION == "int8":
+            scale = int8_scale(new_left, new_right)
+            code_left, code_right = to_int8(new_left, scale), to_int8(new_right, scale)
+            scale_places = (records + VALUES) // 2 + slot % BLOCK_SIZE
+            # as bits, as a device may have another NaN than the format's
+            stored = (scale.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+            tl.store(key_scales + scale_places, stored, mask=writes_key)
+            tl.store(value_scales + scale_places, stored, mask=writes_value)
+        else:
+            code_left, code_right = to_fp8(new_left), to_fp8(new_right)
+        tl.store(keys + target, code_left, mask=is_key)
+        tl.store(keys + target + MIDDLE, code_right, mask=is_key)
+        tl.store(values + target, code_left, mask=is_value)
+        tl.store(values + target + MIDDLE, code_right, mask=is_value)

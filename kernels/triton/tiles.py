@@ -24,13 +24,16 @@ class Tiles:
     """Sizes of tiles are powers of two."""
 
     piece_tokens: int = 256
-    """Of a tail or node that one program reads: one part. A multiple of `tile_tokens`."""
+    """Of a tail or node that one program reads: one part; of an extend that is cut, the fewest. A multiple of
+    `tile_tokens`."""
     tile_tokens: int = 64
     """Keys of one product; at least 16."""
     max_node_rows: int = 64
     """(reader, head) pairs of one program of a node; fewer if no node of the step has so many. At least 16."""
     extend_rows: int = 64
     """(token, head) pairs of one program of an extend; at least 16."""
+    split_programs: int = 264
+    """Programs that extends are cut into where there would be fewer: two for each multiprocessor."""
     merge_heads: int = 4
     pointwise_values: int = 4096
     """Of one program of a norm, a rotation or an activation."""
@@ -49,7 +52,10 @@ class Tiles:
 DEFAULT = Tiles()
 BY_ARCHITECTURE = {
     # four warps cannot hold the sums of 64 rows of heads of 128 in their registers
-    "sm_80": Tiles(nodes=Launch(8, 2)),
+    "sm_80": Tiles(nodes=Launch(8, 2), extends=Launch(8, 2), split_programs=216),
+    # nor, of groups of 7 heads, with scales or windows beside them
+    "sm_90": Tiles(nodes=Launch(8, 2)),
+    "gfx942": Tiles(split_programs=608),
 }
 """Where an architecture ("sm_80", "sm_90", "gfx942") wants others."""
 

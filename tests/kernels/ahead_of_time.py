@@ -22,7 +22,9 @@ from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel, make_backend
 
-from kernels.batch import AttentionBatch, DrawBatch, Extend, KVShape, Node, Tail
+from kernels.attention_rule import FULL, AttentionRule
+from kernels.batch import AttentionBatch, DrawBatch, Extend, KVQuantisation, KVShape, Node, Tail
+from kernels.kv_format import cache_dtype, layer_sizes
 from kernels.triton import backend, blocks, draw
 from kernels.triton.tiles import BY_ARCHITECTURE, DEFAULT, Tiles
 
@@ -57,11 +59,26 @@ class Shape:
     head_dim: int
     vocab_size: int
     head_norms: bool = False
+    has_variants: bool = False
 
 
+@dataclass(frozen=True)
+class Variant:
+    """Of the kernels that read and write the cache."""
+
+    quantisation: KVQuantisation | None = None
+    rule: AttentionRule = FULL
+
+
+USUAL = Variant()
+VARIANTS = {
+    "int8": Variant("int8"),
+    "fp8": Variant("fp8"),
+    "window and soft cap": Variant(rule=AttentionRule(window=4096, soft_cap=50.0)),
+}
 SHAPES = {
-    "Llama-3-8B": Shape(4096, 14336, 32, 8, 128, 128256),
-    "Qwen2.5-7B": Shape(3584, 18944, 28, 4, 128, 152064),
+    "Llama-3-8B": Shape(4096, 14336, 32, 8, 128, 128256, has_variants=True),
+    "Qwen2.5-7B": Shape(3584, 18944, 28, 4, 128, 152064, has_variants=True),
     "Qwen3-8B": Shape(4096, 12288, 32, 8, 128, 151936, head_norms=True),
     "SmolLM2-135M": Shape(576, 1536, 9, 3, 64, 49152),
 }
@@ -111,17 +128,34 @@ def recorded_launches() -> Iterator[list[Launched]]:
 
 
 def launches_of(shape: Shape, tiles: Tiles) -> dict[str, Launched]:
-    """Those of a step of the model with nodes of few and of many rows, and of what is around a step. By a name each."""
-    few, many = (step_launches(shape, tiles, num_decodes, 64) for num_decodes in (2, 64))
+    """Those of a step of the model with nodes of few and of many rows, and of what is around a step; and the variants
+    of attention, which only some shapes are compiled in. By a name each."""
+    found = _both_steps(shape, tiles, USUAL)
+    for name, variant in VARIANTS.items() if shape.has_variants else ():
+        launches = _both_steps(shape, tiles, variant)
+        wanted = {*ATTENTION, *(MOVES if variant.quantisation else ())}
+        found.update({f"{name}: {kernel}": launches[kernel] for kernel in launches if kernel in wanted})
+    return found
+
+
+def _both_steps(shape: Shape, tiles: Tiles, variant: Variant) -> dict[str, Launched]:
+    few, many = (step_launches(shape, tiles, num_decodes, 64, variant) for num_decodes in (2, 64))
     return {"nodes, few rows": few["nodes"], "nodes, many rows": many.pop("nodes"), **many}
 
 
-def step_launches(shape: Shape, tiles: Tiles, num_decodes: int, num_new: int) -> dict[str, Launched]:
+ATTENTION = ("tails", "nodes, few rows", "nodes, many rows", "extends")
+MOVES = ("rotate and write", "copy blocks", "gather blocks", "scatter blocks")
+"""What has another form for bytes."""
+
+
+def step_launches(
+    shape: Shape, tiles: Tiles, num_decodes: int, num_new: int, variant: Variant = USUAL
+) -> dict[str, Launched]:
     """Of one node over so many decode rows and an extend of so many tokens, in bfloat16."""
     dtype = torch.bfloat16
-    kernels = backend.TritonKernels(CPU, shape.num_heads, tiles)
-    kv_shape = KVShape(8, shape.num_kv_heads, 16, shape.head_dim)
-    kv = torch.empty(1, 2, 8, shape.num_kv_heads, 16, shape.head_dim, dtype=dtype)
+    kernels = backend.TritonKernels(CPU, shape.num_heads, tiles, variant.rule)
+    kv_shape = KVShape(8, shape.num_kv_heads, 16, shape.head_dim, variant.quantisation)
+    kv = torch.empty(1, *layer_sizes(kv_shape), dtype=cache_dtype(kv_shape, dtype))
     num_rows, num_all = num_decodes + num_new, shape.num_heads + 2 * shape.num_kv_heads
     tails, node = [Tail([1], 1)] * num_decodes, Node([2], range(num_decodes))
     batch = AttentionBatch(range(num_rows), tails, [node], [Extend(num_new, 0, [1, 2, 3, 4])])
@@ -181,6 +215,8 @@ _TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.float64: "fp64",
+    torch.int8: "i8",
+    torch.uint8: "u8",
     torch.int32: "i32",
     torch.int64: "i64",
 }

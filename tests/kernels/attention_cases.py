@@ -1,6 +1,7 @@
 """What attention, rotation, norms and merges have to give, against float64, whichever backend computes them.
 
-Each check takes `make`: for a number of query heads the backends to be checked. Poison lies where nothing is.
+Each check takes `make`: for a number of query heads the backends to be checked, which go by `rule`. Poison lies where
+nothing is, and where no row of the step sees anything.
 """
 
 import math
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kernels.attention_rule import FULL, AttentionRule
 from kernels.batch import AttentionBatch, Extend, KVQuantisation, Node, Tail
 from kernels.checked import CheckedKernels
 from tests.kernels.pool import Pool, assert_near, exact
@@ -35,6 +37,8 @@ NODE_LAYOUTS: dict[str, Layout] = {
 }
 EXTENDS = [(0, 1), (0, 40), (1, 1), (16, 16), (37, 5), (100, 70), (250, 20), (0, 257)]
 """(context, new tokens)"""
+QUESTIONS = [(250, 5), (0, 3), (90, 9), (129, 1)]
+"""Likewise: few new tokens behind long contexts."""
 
 
 def check_decode(
@@ -44,11 +48,13 @@ def check_decode(
     kv_heads: int,
     head_dim: int,
     quantisation: KVQuantisation | None = None,
+    rule: AttentionRule = FULL,
 ) -> None:
     pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
     tables = [pool.blocks(length) for length in LENGTHS]
     q = pool.random(len(LENGTHS), heads, head_dim)
-    expected = torch.cat([exact(q[i : i + 1], pool.tokens(tables[i], n), n - 1) for i, n in enumerate(LENGTHS)])
+    expected = torch.cat([exact(q[i : i + 1], pool.tokens(tables[i], n), n - 1, rule) for i, n in enumerate(LENGTHS)])
+    pool.keep_only([(table, rule.first_seen(n - 1), n) for table, n in zip(tables, LENGTHS, strict=True)])
     batch = AttentionBatch(range(len(LENGTHS)), [Tail(t, n) for t, n in zip(tables, LENGTHS, strict=True)])
     for kernels in make(heads):
         out = torch.empty_like(q)
@@ -67,7 +73,7 @@ class NodesCase:
     expected: torch.Tensor
 
     @classmethod
-    def of(cls, pool: Pool, heads: int, layout: Layout) -> "NodesCase":
+    def of(cls, pool: Pool, heads: int, layout: Layout, rule: AttentionRule = FULL) -> "NodesCase":
         block_size = pool.shape.block_size
         lengths = [1, 30, 16, 90, 7]
         tables = [pool.blocks(length) for length in lengths]
@@ -79,9 +85,10 @@ class NodesCase:
         q = pool.random(len(lengths), heads, pool.shape.head_dim)
         own = [Tail(s + t, len(s) * block_size + n) for s, t, n in zip(shared, tables, lengths, strict=True)]
         expected = [
-            exact(q[row : row + 1], pool.tokens(tail.block_ids, tail.num_tokens), tail.num_tokens - 1)
+            exact(q[row : row + 1], pool.tokens(tail.block_ids, tail.num_tokens), tail.num_tokens - 1, rule)
             for row, tail in enumerate(own)
         ]
+        pool.keep_only([(tail.block_ids, rule.first_seen(tail.num_tokens - 1), tail.num_tokens) for tail in own])
         tails = [Tail(t, n) for t, n in zip(tables, lengths, strict=True)]
         return cls(q, AttentionBatch(range(5), tails, nodes), AttentionBatch(range(5), own), torch.cat(expected))
 
@@ -94,10 +101,11 @@ def check_nodes(
     num_heads: tuple[int, int] = (9, 3),
     head_dim: int = 64,
     quantisation: KVQuantisation | None = None,
+    rule: AttentionRule = FULL,
 ) -> None:
     heads, kv_heads = num_heads
     pool = Pool(kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
-    case = NodesCase.of(pool, heads, NODE_LAYOUTS[layout])
+    case = NodesCase.of(pool, heads, NODE_LAYOUTS[layout], rule)
     for kernels in make(heads):
         grouped, flat = torch.empty_like(case.q), torch.empty_like(case.q)
         kernels.decode_attention(case.q, pool.kv, kernels.plan(case.grouped, pool.shape, dtype), grouped)
@@ -115,17 +123,22 @@ def check_extends(
     kv_heads: int,
     head_dim: int = 32,
     quantisation: KVQuantisation | None = None,
+    rule: AttentionRule = FULL,
+    sizes: Sequence[tuple[int, int]] = EXTENDS,
 ) -> None:
     pool = Pool(kv_heads=kv_heads, block_size=16, head_dim=head_dim, dtype=dtype, quantisation=quantisation)
-    tables = [pool.blocks(context + new) for context, new in EXTENDS]
-    q = pool.random(sum(new for _, new in EXTENDS), heads, head_dim)
+    tables = [pool.blocks(context + new) for context, new in sizes]
+    q = pool.random(sum(new for _, new in sizes), heads, head_dim)
     expected = []
     first = 0
-    for (context, new), table in zip(EXTENDS, tables, strict=True):
-        expected.append(exact(q[first : first + new], pool.tokens(table, context + new), context))
+    for (context, new), table in zip(sizes, tables, strict=True):
+        expected.append(exact(q[first : first + new], pool.tokens(table, context + new), context, rule))
         first += new
+    pool.keep_only(
+        [(table, rule.first_seen(n), n + new) for (n, new), table in zip(sizes, tables, strict=True)],
+    )
     # blocks allocated ahead of the new tokens are not read
-    extends = [Extend(new, context, [*table, 0]) for (context, new), table in zip(EXTENDS, tables, strict=True)]
+    extends = [Extend(new, context, [*table, 0]) for (context, new), table in zip(sizes, tables, strict=True)]
     batch = AttentionBatch(range(len(q)), (), (), extends)
     for kernels in make(heads):
         out = torch.empty_like(q)

@@ -1,9 +1,11 @@
 """A cache of random tokens with poison where nothing is, and attention over it written down in float64."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from kernels.attention_rule import FULL, AttentionRule
 from kernels.batch import KVQuantisation, KVShape
 from kernels.kv_format import POISON, cache_dtype, find_format, layer_sizes
 
@@ -53,6 +55,21 @@ class Pool:
                 scales[:, :, :used] = new_scales
         return ids
 
+    def keep_only(self, runs: Sequence[tuple[Sequence[int], int, int]]) -> None:
+        """Poisons everything but of each run, a table of blocks, the tokens from one up to before another one."""
+        size = self.shape.block_size
+        is_lost = torch.ones(self.shape.num_blocks, size, dtype=torch.bool)
+        for block_ids, first, end in runs:
+            tokens = torch.arange(first, end)
+            is_lost[torch.tensor(block_ids)[tokens // size], tokens % size] = False
+        if self.quantised is None:
+            self.kv.transpose(2, 3)[:, is_lost] = math.nan
+            return
+        values, scales = self.quantised.split(self.kv, self.shape.head_dim)
+        values.transpose(2, 3)[:, is_lost] = POISON
+        if scales is not None:
+            scales.transpose(2, 3)[:, is_lost] = math.nan
+
     def tokens(self, block_ids: list[int], num_tokens: int) -> torch.Tensor:
         """[2, kv_heads, num_tokens, head_dim] in float64, as they are read."""
         blocks = self.kv[:, block_ids]
@@ -61,12 +78,16 @@ class Pool:
         return blocks.transpose(1, 2).flatten(2, 3)[:, :, :num_tokens].double()
 
 
-def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int) -> torch.Tensor:
+def exact(q: torch.Tensor, kv: torch.Tensor, num_context: int, rule: AttentionRule = FULL) -> torch.Tensor:
     """One sequence in float64. q [rows, heads, head_dim]; row i sees `num_context + i + 1` tokens of kv."""
     group = q.shape[1] // kv.shape[1]
     keys, values = (x.repeat_interleave(group, 0) for x in kv)
     scores = torch.einsum("rhd,htd->hrt", q.double(), keys) / math.sqrt(q.shape[2])
+    if rule.soft_cap:
+        scores = rule.soft_cap * (scores / rule.soft_cap).tanh()
     seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(num_context)
+    if rule.window:
+        seen = seen.triu(num_context + 1 - rule.window)
     weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
     return torch.einsum("hrt,htd->rhd", weights, values)
 

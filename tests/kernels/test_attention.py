@@ -4,6 +4,7 @@ size, poison where nothing is."""
 import pytest
 import torch
 
+from kernels.attention_rule import AttentionRule
 from kernels.batch import KVQuantisation, KVShape, Tail
 from kernels.checked import CheckedKernels
 from kernels.cpu.backend import CpuKernels
@@ -11,6 +12,8 @@ from kernels.cpu.plan import group_tails
 from kernels.reference.backend import ReferenceKernels
 from kernels.reference.functions import block_rows, kv_rows
 from tests.kernels import attention_cases as cases
+
+RULES = [AttentionRule(window=1), AttentionRule(window=50, soft_cap=2.0), AttentionRule(soft_cap=0.5)]
 
 
 def backends(num_heads: int) -> list[CheckedKernels]:
@@ -55,6 +58,21 @@ def test_quantised_keys_and_values_are_read_as_they_were_written(
     cases.check_decode(backends, dtype, heads, kv_heads, head_dim, quantisation)
     cases.check_extends(backends, dtype, heads, kv_heads, head_dim, quantisation)
     cases.check_nodes(backends, dtype, "two levels", 8, (heads, kv_heads), head_dim, quantisation)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_windows_and_soft_caps_of_the_reference(rule: AttentionRule) -> None:
+    def make(num_heads: int) -> list[CheckedKernels]:
+        return [CheckedKernels(ReferenceKernels(torch.device("cpu"), rule))]
+
+    cases.check_decode(make, torch.float32, 4, 2, 32, rule=rule)
+    cases.check_nodes(make, torch.float32, "eight at two levels", 16, rule=rule)
+    cases.check_extends(make, torch.float32, 4, 2, rule=rule)
+
+
+def test_a_rule_below_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="window and soft_cap must not be below 0, got -1 and 0"):
+        AttentionRule(window=-1)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 9])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.attention_rule import FULL
 from kernels.batch import AttentionBatch, DrawBatch, KVShape, Node, Tail
 from kernels.fixed_step import StepForm, StepLimits
 from tests.interpreted.child import need_triton
@@ -21,7 +22,7 @@ GROUP, VOCABULARY = 3, 50
 
 
 def make() -> TritonFixedStep:
-    return TritonFixedStep(LIMITS, SHAPE, TILES, torch.device("cpu"), group=GROUP, vocab_size=VOCABULARY)
+    return TritonFixedStep(LIMITS, SHAPE, TILES, FULL, torch.device("cpu"), group=GROUP, vocab_size=VOCABULARY)
 
 
 def draws(num_rows: int) -> DrawBatch:
@@ -79,7 +80,7 @@ def test_two_hundred_steps_of_changing_rows_lie_where_the_first_one_lay() -> Non
         form = write(step, batch)
         forms.add(form)
         tile_rows = find_tile_rows(LIMITS.num_rows * GROUP, TILES)
-        numbers = number_plan(batch, SHAPE, GROUP, TILES, tile_rows)
+        numbers = number_plan(batch, SHAPE, GROUP, TILES, FULL, tile_rows)
         assert form is not None
         assert form.has_nodes == bool(batch.nodes)
         assert form.num_items >= max(numbers.num_items("tails"), numbers.num_items("nodes"))
@@ -89,7 +90,7 @@ def test_two_hundred_steps_of_changing_rows_lie_where_the_first_one_lay() -> Non
                 assert written[: len(values)].tolist() == list(values), name
         # the rows that nobody has write nothing, read nothing and take the largest logit
         assert arrays["step slots"][num_rows:].tolist() == [-1] * (8 - num_rows)
-        assert set(arrays["tails row_parts"][num_rows:].tolist()) == {numbers.num_parts}
+        assert set(arrays["tails row_parts"][num_rows:].tolist()) == {numbers.num_parts("tails")}
         assert arrays["token ids"].tolist() == [*range(10, 10 + num_rows), *[0] * (8 - num_rows)]
         assert arrays["positions"].tolist() == [*range(20, 20 + num_rows), *[0] * (8 - num_rows)]
         assert arrays["draw temperatures"][num_rows:].tolist() == [0.0] * (8 - num_rows)

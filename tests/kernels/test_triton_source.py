@@ -57,12 +57,12 @@ def test_arithmetic_in_bf16_is_found() -> None:
     assert lines["widened"] == []
 
 
-@pytest.mark.parametrize("name", ["Qwen3-8B", "SmolLM2-135M"])
+@pytest.mark.parametrize("name", ["Qwen2.5-7B", "Qwen3-8B", "SmolLM2-135M"])
 def test_no_kernel_computes_in_bf16(name: str) -> None:
     need_triton()
     from tests.kernels.ahead_of_time import DEFAULT, SHAPES, TARGETS, intermediate_of, launches_of
 
     for kernel, launched in launches_of(SHAPES[name], DEFAULT).items():
         intermediate = intermediate_of(TARGETS[1], launched)
-        assert "bf16" in intermediate or kernel in ("draw",)
+        assert "bf16" in intermediate or kernel == "draw" or kernel.endswith(" blocks")
         assert bf16_arithmetic_in(intermediate) == [], kernel

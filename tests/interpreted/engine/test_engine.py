@@ -77,6 +77,15 @@ def test_together(
     assert (made.core.stats().blocks_not_read > 0) == (shared_attention == "always")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+def test_quantised_caches(model: PreparedModel, kv_dtype: str) -> None:
+    """Forks copy records, and shadow KV reads them."""
+    made = engine(model, shared_attention="always", kv_dtype=kv_dtype)
+    assert ask_all(made) == ask_all(Engine(model, {"kernels": "reference", "kv_dtype": kv_dtype}))
+    assert made.core.stats().hit_tokens > 0
+
+
 def test_chunked_preempted_and_swapped(model: PreparedModel, expected: dict[str, list[int]]) -> None:
     """In a pool that holds one of the longer ones; what another one drove out comes back from the host."""
     settings = {"num_blocks": 8, "max_num_seqs": 4, "max_num_batched_tokens": 16}

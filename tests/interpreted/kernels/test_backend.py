@@ -9,20 +9,26 @@ import math
 import pytest
 import torch
 
-from kernels.batch import AttentionBatch, Extend, Node, Tail
+from kernels.attention_rule import FULL, AttentionRule
+from kernels.batch import AttentionBatch, Extend, KVQuantisation, Node, Tail
 from kernels.checked import CheckedKernels
 from kernels.triton.arithmetic import INTERPRETED
 from kernels.triton.backend import TritonKernels
 from kernels.triton.tiles import DEFAULT, Tiles
 from tests.kernels import attention_cases as cases
-from tests.kernels.pool import Pool
+from tests.kernels.pool import Pool, exact
 
 CPU = torch.device("cpu")
 SMALL = Tiles(piece_tokens=32, tile_tokens=16, max_node_rows=16, extend_rows=16, merge_heads=2, pointwise_values=256)
 
 
-def make(tiles: Tiles) -> cases.Make:
-    return lambda num_heads: [CheckedKernels(TritonKernels(CPU, num_heads, tiles))]
+WINDOW = AttentionRule(window=40)
+"""Begins within a tile, a piece or a block, or on its border, by the row."""
+SOFT_CAP = AttentionRule(window=100, soft_cap=1.5)
+
+
+def make(tiles: Tiles, rule: AttentionRule = FULL) -> cases.Make:
+    return lambda num_heads: [CheckedKernels(TritonKernels(CPU, num_heads, tiles, rule))]
 
 
 def test_these_kernels_are_interpreted() -> None:
@@ -97,6 +103,104 @@ def test_extends_see_their_context_and_themselves(dtype: torch.dtype, heads: int
 @EVERY_PAIR
 def test_extends_of_all_heads(dtype: torch.dtype, tiles: Tiles, heads: int, kv_heads: int, head_dim: int) -> None:
     cases.check_extends(make(tiles), dtype, heads, kv_heads, head_dim)
+
+
+def test_extends_that_are_cut_along_their_tokens() -> None:
+    """Into pieces of 32 tokens and more, some of which rows of a tile do not see."""
+    cases.check_extends(make(SMALL), torch.float32, 3, 1, sizes=cases.QUESTIONS)
+
+
+NOT_FINITE = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+"""numpy, which interprets, tells that infinity times nothing is NaN."""
+QUANTISATIONS = pytest.mark.parametrize("quantisation", cases.QUANTISATIONS)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "dtype", "heads", "kv_heads", "head_dim"),
+    [("int8", torch.bfloat16, 7, 1, 96), ("fp8", torch.bfloat16, 8, 2, 80)],
+)
+def test_quantised_tails(
+    quantisation: KVQuantisation, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    cases.check_decode(make(DEFAULT), dtype, heads, kv_heads, head_dim, quantisation)
+
+
+@QUANTISATIONS
+def test_quantised_nodes_and_extends(quantisation: KVQuantisation) -> None:
+    cases.check_nodes(make(SMALL), torch.float32, "two levels", 8, quantisation=quantisation)
+    cases.check_extends(make(DEFAULT), torch.float32, 3, 1, quantisation=quantisation)
+
+
+@NOT_FINITE
+@QUANTISATIONS
+@pytest.mark.parametrize(
+    ("dtype", "heads", "kv_heads", "head_dim"), [(torch.float32, 9, 3, 64), (torch.bfloat16, 7, 1, 80)], ids=str
+)
+def test_quantised_writes(
+    quantisation: KVQuantisation, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    cases.check_quantised_writes(make(DEFAULT), dtype, heads, kv_heads, head_dim, quantisation)
+
+
+@pytest.mark.slow
+@NOT_FINITE
+@DTYPES
+@TILES
+@QUANTISATIONS
+@EVERY_PAIR
+def test_quantised_caches_of_all_heads(
+    quantisation: KVQuantisation, dtype: torch.dtype, tiles: Tiles, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    cases.check_decode(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_nodes(make(tiles), dtype, "eight at two levels", 16, (heads, kv_heads), head_dim, quantisation)
+    cases.check_extends(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_quantised_writes(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
+
+
+def test_int8_beside_fp16_rows() -> None:
+    """Values of a few thousandths: weights times their scales would be next to nothing in fp16."""
+    pool = Pool(num_blocks=8, kv_heads=1, block_size=16, head_dim=32, dtype=torch.float16, quantisation="int8")
+    table = pool.blocks(100)
+    assert pool.quantised is not None
+    _, scales = pool.quantised.split(pool.kv[1, table], 32)
+    assert scales is not None
+    scales.mul_(2.0**-12)
+    pool.kv[1, table, 0, -32:] = scales.view(torch.uint8)[:, 0]
+    q, out = pool.random(1, 2, 32), torch.empty(1, 2, 32, dtype=torch.float16)
+    kernels = TritonKernels(CPU, 2)
+    batch = AttentionBatch([99], [Tail(table, 100)])
+    kernels.decode_attention(q, pool.kv, kernels.plan(batch, pool.shape, torch.float16), out)
+    expected = exact(q, pool.tokens(table, 100), 99)
+    assert (out.double() - expected).norm() <= 5e-3 * expected.norm()
+
+
+def test_windows_and_soft_caps() -> None:
+    cases.check_decode(make(SMALL, WINDOW), torch.float32, 3, 1, 64, rule=WINDOW)
+    cases.check_nodes(make(SMALL, WINDOW), torch.float32, "two levels", 8, rule=WINDOW)
+    cases.check_nodes(make(DEFAULT, SOFT_CAP), torch.bfloat16, "eight at two levels", 16, (3, 1), rule=SOFT_CAP)
+    cases.check_extends(make(SMALL, WINDOW), torch.float32, 3, 1, rule=WINDOW, sizes=cases.QUESTIONS)
+    cases.check_extends(make(DEFAULT, SOFT_CAP), torch.float32, 3, 1, rule=SOFT_CAP)
+
+
+@pytest.mark.slow
+@DTYPES
+@TILES
+@pytest.mark.parametrize("quantisation", [None, *cases.QUANTISATIONS])
+@pytest.mark.parametrize("rule", [AttentionRule(window=1), WINDOW, SOFT_CAP, AttentionRule(soft_cap=5.0)], ids=str)
+@EVERY_GROUP_AND_SIZE
+def test_windows_and_soft_caps_of_all_heads(
+    quantisation: KVQuantisation | None,
+    rule: AttentionRule,
+    dtype: torch.dtype,
+    tiles: Tiles,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> None:
+    cases.check_decode(make(tiles, rule), dtype, heads, kv_heads, head_dim, quantisation, rule)
+    for layout in ("long", "two levels", "eight at two levels"):
+        cases.check_nodes(make(tiles, rule), dtype, layout, 16, (heads, kv_heads), head_dim, quantisation, rule)
+    cases.check_extends(make(tiles, rule), dtype, heads, kv_heads, head_dim, quantisation, rule)
 
 
 @DTYPES

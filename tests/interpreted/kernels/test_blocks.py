@@ -10,9 +10,11 @@ BLOCK = (3, 16, 100)
 """KV heads, tokens and head size: more values than one program moves, and no multiple of them."""
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.uint8], ids=str)
 def kv(request: pytest.FixtureRequest) -> torch.Tensor:
-    """2 layers of 7 blocks; no two numbers are equal in float32."""
+    """2 layers of 7 blocks; no two numbers are equal in float32. Of bytes: as records of int8."""
+    if request.param == torch.uint8:
+        return torch.arange(2 * 2 * 7 * 3 * 1632).view(2, 2, 7, 3, 1632).mul(7).remainder(251).to(torch.uint8)
     return torch.arange(2 * 2 * 7 * 3 * 16 * 100).view(2, 2, 7, *BLOCK).to(request.param)
 
 
@@ -37,7 +39,7 @@ def test_blocks_come_back_as_they_went(kv: torch.Tensor) -> None:
     staging = torch.empty_like(gathered)
     assert blocks.gather_blocks(kv, ids, out=staging).data_ptr() == staging.data_ptr()
     assert torch.equal(staging, gathered)
-    kv[:, :, [6, 1, 3]] = torch.nan
+    kv[:, :, [6, 1, 3]] = 0
     blocks.scatter_blocks(kv, ids, staging)
     assert torch.equal(kv, before)
 
