@@ -1,6 +1,7 @@
 """Decode steps of the runner over the memory of its graphs; what kernels compute is left out here (see
 tests/interpreted/engine/test_decode_graphs.py): launches are written down instead of made."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,32 @@ def test_nothing_waits_for_the_device_before_the_ids_are_there(model: PreparedMo
     assert len(capture.replayed) == 2
     assert {"attend_nodes", "attend_tails", "draw_tokens"} < {launched.function.__name__ for launched in launches}
     assert [row.output_ids for row in rows] == [[1, 1], [1, 1], [1]]
+
+
+OWN_NUMBERS = {"x", "delta", "out", "summed", "gate", "up", "heads", "cosines", "sines", "q", "weight"}
+"""Of a kernel: what it reads and writes between others, where a graph's own memory is."""
+
+
+def test_two_hundred_steps_read_and_write_where_their_graphs_do(model: PreparedModel, launches: list[Launched]) -> None:
+    """Rows come and go; plans, cache, parts, logits and drawn ids stay where they are, and shapes what they are."""
+    driver = start(model, capture := RecordedGraphs(), max_num_seqs=8)
+    rng = random.Random(1)
+    rows = [running(driver, rng.randrange(5, 60)) for _ in range(8)]
+    places: dict[tuple[int, int], set[tuple[object, ...]]] = {}
+    for _ in range(200):
+        launches.clear()
+        chosen = rng.sample(rows, rng.randint(1, 8))
+        for row in chosen:
+            if row.num_tokens > 400:
+                row.num_computed_tokens, row.token_ids = 3, row.token_ids[:4]
+        driver.execute([(row, 1) for row in chosen])
+        for number, launched in enumerate(launches):
+            tensors = {name: value for name, value in launched.arguments.items() if isinstance(value, torch.Tensor)}
+            fixed = tuple((name, x.data_ptr(), x.shape) for name, x in tensors.items() if name not in OWN_NUMBERS)
+            places.setdefault((capture.replayed[-1], number), set()).add(fixed)
+    assert len(capture.replayed) == 200
+    assert len({graph for graph, _ in places}) == 4
+    assert {len(found) for found in places.values()} == {1}
 
 
 class AheadDriver:
