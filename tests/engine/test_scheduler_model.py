@@ -124,6 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             pin_budget=pin_budget,
             clock=lambda: self.now_s,
             num_host_blocks=num_host_blocks,
+            runs_ahead=extra_budget % 2 == 1,  # half of them
         )
         self.max_running = dict(zip(TENANTS, max_running, strict=True))
         self.set_weights([1.0] * len(TENANTS))
