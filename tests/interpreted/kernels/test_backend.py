@@ -36,6 +36,9 @@ def test_these_kernels_are_interpreted() -> None:
 
 
 DTYPES = pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+DTYPES_AND_TILES = pytest.mark.parametrize(
+    ("dtype", "tiles"), [(torch.float32, SMALL), (torch.bfloat16, DEFAULT)], ids=["fp32, small", "bf16, as on a GPU"]
+)
 TILES = pytest.mark.parametrize("tiles", [DEFAULT, SMALL], ids=["as on a GPU", "small"])
 EVERY_GROUP_AND_SIZE = pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
@@ -144,16 +147,15 @@ def test_quantised_writes(
 
 @pytest.mark.slow
 @NOT_FINITE
-@DTYPES
-@TILES
+@DTYPES_AND_TILES
 @QUANTISATIONS
-@EVERY_PAIR
+@EVERY_GROUP_AND_SIZE
 def test_quantised_caches_of_all_heads(
     quantisation: KVQuantisation, dtype: torch.dtype, tiles: Tiles, heads: int, kv_heads: int, head_dim: int
 ) -> None:
     cases.check_decode(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
     cases.check_nodes(make(tiles), dtype, "eight at two levels", 16, (heads, kv_heads), head_dim, quantisation)
-    cases.check_extends(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
+    cases.check_extends(make(tiles), dtype, heads, kv_heads, head_dim, quantisation, sizes=cases.QUESTIONS)
     cases.check_quantised_writes(make(tiles), dtype, heads, kv_heads, head_dim, quantisation)
 
 
@@ -183,10 +185,19 @@ def test_windows_and_soft_caps() -> None:
 
 
 @pytest.mark.slow
-@DTYPES
-@TILES
-@pytest.mark.parametrize("quantisation", [None, *cases.QUANTISATIONS])
-@pytest.mark.parametrize("rule", [AttentionRule(window=1), WINDOW, SOFT_CAP, AttentionRule(soft_cap=5.0)], ids=str)
+@DTYPES_AND_TILES
+@pytest.mark.parametrize(
+    ("rule", "quantisation"),
+    [
+        (AttentionRule(window=1), None),
+        (WINDOW, None),
+        (SOFT_CAP, None),
+        (AttentionRule(soft_cap=5.0), None),
+        (WINDOW, "int8"),
+        (SOFT_CAP, "fp8"),
+    ],
+    ids=str,
+)
 @EVERY_GROUP_AND_SIZE
 def test_windows_and_soft_caps_of_all_heads(
     quantisation: KVQuantisation | None,
@@ -198,9 +209,9 @@ def test_windows_and_soft_caps_of_all_heads(
     head_dim: int,
 ) -> None:
     cases.check_decode(make(tiles, rule), dtype, heads, kv_heads, head_dim, quantisation, rule)
-    for layout in ("long", "two levels", "eight at two levels"):
+    for layout in ("two levels", "eight at two levels"):
         cases.check_nodes(make(tiles, rule), dtype, layout, 16, (heads, kv_heads), head_dim, quantisation, rule)
-    cases.check_extends(make(tiles, rule), dtype, heads, kv_heads, head_dim, quantisation, rule)
+    cases.check_extends(make(tiles, rule), dtype, heads, kv_heads, head_dim, quantisation, rule, cases.QUESTIONS)
 
 
 @DTYPES
