@@ -25,23 +25,7 @@ class DecodeCuts:
 def cut_decodes(
     batch: AttentionBatch, node_tokens: Sequence[int], piece_tokens: int, rule: AttentionRule
 ) -> DecodeCuts:
-    lengths = [tail.num_tokens for tail in batch.tails]
-    for node, num_tokens in zip(batch.nodes, node_tokens, strict=True):
-        for row in node.rows:
-            lengths[row] += num_tokens
-    # counted down by the tokens of a row's nodes, in their order
-    first_seen = [rule.first_seen(length - 1) for length in lengths]
-
-    def see(row: int, num_tokens: int) -> tuple[int, range]:
-        """Of a run of so many tokens, the next of this row: the first token and the pieces that it sees."""
-        num_pieces = -(-num_tokens // piece_tokens)
-        first = min(max(first_seen[row], 0), num_tokens)
-        first_seen[row] -= num_tokens
-        return first, range(num_pieces if first == num_tokens else first // piece_tokens, num_pieces)
-
-    seen_nodes = [[see(row, num) for row in node.rows] for node, num in zip(batch.nodes, node_tokens, strict=True)]
-    seen_tails = [see(row, tail.num_tokens) for row, tail in enumerate(batch.tails)]
-
+    seen_nodes, seen_tails = _find_seen(batch, node_tokens, piece_tokens, rule)
     # a row's parts: its nodes' in their order, then its tail's
     num_parts = [len(pieces) for _, pieces in seen_tails]
     for node, seen in zip(batch.nodes, seen_nodes, strict=True):
@@ -63,3 +47,33 @@ def cut_decodes(
         tail_parts=[part - pieces.start for part, (_, pieces) in zip(next_parts, seen_tails, strict=True)],
         row_parts=row_parts,
     )
+
+
+_Seen = tuple[int, range]
+"""Of a run of tokens the first one and the pieces that a row sees."""
+
+
+def _find_seen(
+    batch: AttentionBatch, node_tokens: Sequence[int], piece_tokens: int, rule: AttentionRule
+) -> tuple[list[list[_Seen]], list[_Seen]]:
+    """For each reader of each node, and for each tail."""
+    if not rule.window:
+        whole = [(0, range(-(-num // piece_tokens))) for num in node_tokens]
+        nodes = [[seen] * len(node.rows) for node, seen in zip(batch.nodes, whole, strict=True)]
+        return nodes, [(0, range(-(-tail.num_tokens // piece_tokens))) for tail in batch.tails]
+    lengths = [tail.num_tokens for tail in batch.tails]
+    for node, num_tokens in zip(batch.nodes, node_tokens, strict=True):
+        for row in node.rows:
+            lengths[row] += num_tokens
+    # counted down by the tokens of a row's nodes, in their order
+    first_seen = [rule.first_seen(length - 1) for length in lengths]
+
+    def see(row: int, num_tokens: int) -> _Seen:
+        """The next run of this row."""
+        num_pieces = -(-num_tokens // piece_tokens)
+        first = min(max(first_seen[row], 0), num_tokens)
+        first_seen[row] -= num_tokens
+        return first, range(num_pieces if first == num_tokens else first // piece_tokens, num_pieces)
+
+    nodes = [[see(row, num) for row in node.rows] for node, num in zip(batch.nodes, node_tokens, strict=True)]
+    return nodes, [see(row, tail.num_tokens) for row, tail in enumerate(batch.tails)]
