@@ -39,11 +39,26 @@ INLINE uint16_t to_bf16(float x) {
   return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-INLINE Floats load_elements(const Element* p) {
-#if ELEMENT_IS_BF16
-  return (Floats)(__builtin_convertvector(*(const HalfWords*)p, Words) << 16);
+// gcc takes vectors of bytes apart, one by one, where it converts them itself
+#ifdef __AVX512F__
+INLINE Ints load_signed_bytes(const uint8_t* p) { return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+INLINE Ints load_bytes(const uint8_t* p) { return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+INLINE void store_low_bytes(uint8_t* p, Ints x) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x)); }
 #else
+INLINE Ints load_signed_bytes(const uint8_t* p) { return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+INLINE Ints load_bytes(const uint8_t* p) { return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+INLINE void store_low_bytes(uint8_t* p, Ints x) {
+  for (int i = 0; i < LANES; i++) p[i] = uint8_t(x[i]);
+}
+#endif
+
+INLINE Floats load_elements(const Element* p) {
+#if !ELEMENT_IS_BF16
   return load(p);
+#elif defined(__AVX512F__)
+  return (Floats)((Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
+#else
+  return (Floats)((Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
 #endif
 }
 
@@ -51,9 +66,9 @@ INLINE Floats load_elements(const Element* p) {
 template <KVFormat F>
 INLINE Floats widen(const uint8_t* p) {
   if constexpr (F == KVFormat::INT8) {
-    return __builtin_convertvector(__builtin_convertvector(*(const SignedBytes*)p, Ints), Floats);
+    return __builtin_convertvector(load_signed_bytes(p), Floats);
   } else {
-    const Ints bits = __builtin_convertvector(*(const Bytes*)p, Ints), magnitude = bits & 0x7f;
+    const Ints bits = load_bytes(p), magnitude = bits & 0x7f;
     // not by way of numbers below 2^-126, which some processors take a hundred times as long for
     const Floats small = __builtin_convertvector(magnitude, Floats) * 0x1p-9f;
     Ints x = magnitude < 8 ? (Ints)small : (magnitude << 20) + (120 << 23);
@@ -87,18 +102,17 @@ INLINE void read_record(const RecordShape& shape, const char* record, int first,
 
 INLINE Ints magnitude_bits(Floats x) { return (Ints)x & 0x7fffffff; }
 
-INLINE Bytes to_int8(Floats x, Floats scale) {
-  return __builtin_convertvector((Words)(x / scale + NEAREST), Bytes);
-}
+// In the low bytes.
+INLINE Ints to_int8(Floats x, Floats scale) { return (Ints)(x / scale + NEAREST); }
 
-INLINE Bytes to_fp8(Floats x) {
+INLINE Ints to_fp8(Floats x) {
   const Ints bits = magnitude_bits(x), largest = all_ints(0x43e00000);  // 448
   const Ints kept = bits < largest ? bits : largest;
   const Ints normal = ((kept + 0x7ffff + (kept >> 20 & 1)) >> 20) - (120 << 3);
   const Ints small = (Ints)((Floats)kept * 512.f + NEAREST) & 0xff;
   const Ints sign = (Ints)((Words)x >> 24) & 0x80;
   const Ints rounded = (kept < 0x3c800000 ? small : normal) | sign;  // 2^-6
-  return __builtin_convertvector((Words)(bits < int32_t(INFINITE_BITS) ? rounded : all_ints(0x7f)), Bytes);
+  return bits < int32_t(INFINITE_BITS) ? rounded : all_ints(0x7f);
 }
 
 // The token's elements, zeros behind the last up to a multiple of LANES, into the record.
@@ -107,7 +121,7 @@ INLINE void write_record(const RecordShape& shape, char* record, int token, cons
   uint8_t* values = (uint8_t*)record + size_t(token) * head_dim;
   alignas(64) uint8_t bytes[MAX_HEAD_DIM];
   if (shape.format == KVFormat::FP8) {
-    for (int i = 0; i < head_dim; i += LANES) *(Bytes*)(bytes + i) = to_fp8(load_elements(x + i));
+    for (int i = 0; i < head_dim; i += LANES) store_low_bytes(bytes + i, to_fp8(load_elements(x + i)));
   } else {
     Ints most{};
     for (int i = 0; i < head_dim; i += LANES) {
@@ -124,7 +138,7 @@ INLINE void write_record(const RecordShape& shape, char* record, int token, cons
       memset(bytes, 0, head_dim);
     } else {
       const Floats step = all(from_bf16(scale));
-      for (int i = 0; i < head_dim; i += LANES) *(Bytes*)(bytes + i) = to_int8(load_elements(x + i), step);
+      for (int i = 0; i < head_dim; i += LANES) store_low_bytes(bytes + i, to_int8(load_elements(x + i), step));
     }
     memcpy(record + size_t(shape.block_size) * head_dim + token * sizeof scale, &scale, sizeof scale);
   }

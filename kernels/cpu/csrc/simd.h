@@ -37,8 +37,6 @@ typedef uint32_t Words __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Floats UnalignedFloats __attribute__((aligned(4)));
 typedef Words UnalignedWords __attribute__((aligned(2)));
 typedef uint16_t HalfWords __attribute__((vector_size(VECTOR_BYTES / 2), aligned(2), may_alias));
-typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
-typedef int8_t SignedBytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t Word __attribute__((may_alias, aligned(2)));
 
 INLINE Floats load(const float* p) { return *(const UnalignedFloats*)p; }
