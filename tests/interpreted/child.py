@@ -1,6 +1,7 @@
 """Runs tests in a process that interprets the Triton kernels: nothing can be compiled there, and TRITON_INTERPRET=1 has
 to be set before triton is imported."""
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -22,7 +23,8 @@ def run_interpreted(*arguments: str, **environment: str) -> None:
     # the child is no worker of the pytest that started it
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "--durations=15"]
-    # a test may well take longer than the time after which one that hangs shows where
+    # it may well take longer than the time after which a test that hangs shows where, here and there
+    faulthandler.cancel_dump_traceback_later()
     command += ["-p", "tests.interpreted.quicker", "-o", "faulthandler_timeout=0"]
     done = subprocess.run(
         [*command, *arguments],
