@@ -48,7 +48,7 @@ async def gone(gateway, successor, response_id):
     """The gateway does nothing any more, and its lease is over; at the end it comes back, and finds that it has nothing
     left to do."""
     freezer = Freezer(gateway)
-    freezer.freeze()
+    await freezer.freeze()
     await expire_lease(successor, response_id)
     try:
         yield
@@ -184,7 +184,7 @@ async def test_an_answer_that_nobody_asks_for_is_found(store):
         d = await create(http, background=True)
         await first.engine.wait_paused()
         freezer = Freezer(first)
-        freezer.freeze()  # so its lease expires, and it says no more that it lives
+        await freezer.freeze()  # so its lease expires, and it says no more that it lives
         await second.engine.wait_submitted()
         await second.wait_no_runs()
         stored = (await other.get(f"/v1/responses/{d['id']}")).json()
@@ -348,8 +348,7 @@ async def test_after_redis_was_away_more_may_have_been_seen_than_is_logged(store
         first.engine.release()
         await until_logged(first, d["id"], TEXT)
         freezer = Freezer(first)
-        freezer.freeze()
-        await freezer.wait_settled()  # it is about to drop the log
+        await freezer.freeze()
         await store.start()
         second.commands.failed_at = -math.inf  # it may have been about to say that it lives
         await expire_lease(second, d["id"])

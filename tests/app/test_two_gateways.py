@@ -48,16 +48,15 @@ class Freezer:
         self._thawed = asyncio.Event()
         self.is_reached = asyncio.Event()
 
-    def freeze(self):
+    async def freeze(self):
+        """Returns when those have ended that had been sent."""
+
         async def run(command, timeout_s=None):
             self.is_reached.set()
             await self._thawed.wait()
             return await self._run(command, timeout_s)
 
         self._commands.run = run
-
-    async def wait_settled(self):
-        """Until those that had been sent have ended."""
         while self._commands.num_under_way:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -234,7 +233,7 @@ async def test_a_gateway_that_goes_after_engine_output_and_before_the_append(sto
             await first.engine.wait_paused()
             response_id = (await resume_on_socket_until_text(first))[0]["response"]["id"]
             freezer = Freezer(first)
-            freezer.freeze()
+            await freezer.freeze()
             first.engine.release()
             await freezer.is_reached.wait()
             await expire_lease(second, response_id)
@@ -271,7 +270,7 @@ async def test_a_gateway_that_goes_after_the_append_and_before_it_is_sent(store)
 
             async def append_and_freeze(appends):
                 outcomes = await append(appends)
-                freezer.freeze()
+                await freezer.freeze()
                 appended.set()
                 await gate.wait()
                 return outcomes
@@ -342,7 +341,7 @@ async def test_a_follower_notices_by_itself_that_the_gateway_has_gone(store):
 
             await until(is_followed)
             freezer = Freezer(first)
-            freezer.freeze()  # so its lease expires
+            await freezer.freeze()  # so its lease expires
             await second.engine.wait_paused()
             second.engine.release()
             stored = await check_whole(other, await reading)
@@ -386,7 +385,7 @@ async def test_an_answer_whose_log_and_gateway_are_lost_is_incomplete(store):
         d = await create(http, background=True)
         await until_logged(first, d["id"], "a")
         freezer = Freezer(first)
-        freezer.freeze()
+        await freezer.freeze()
         await second.sessions._redis.delete(*await second.sessions._redis.keys("*:e:*"))
         await expire_lease(second, d["id"])
         async with second.http() as other:
