@@ -86,7 +86,8 @@ async def stop_child(process: asyncio.subprocess.Process, timeout_s: float) -> N
     send_signal(process, signal.SIGTERM)
     try:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await process.wait()
     finally:
         if process.returncode is None:
             send_signal(process, signal.SIGKILL)

@@ -253,7 +253,8 @@ async def serve(config: GatewayConfig, open_stateful: OpenStateful = response_se
             if config.has_siblings:
                 # they answer meanwhile; where no engine is there for anybody, it says so itself
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(pool.wait_ready(), ENGINE_WAIT_S)
+                    async with asyncio.timeout(ENGINE_WAIT_S):
+                        await pool.wait_ready()
             server = Server(uvicorn_config(app), services.drain)
             end = server.end_drained(config.drain_timeout_s, stops_accepting=config.has_siblings)
             ending = asyncio.create_task(end, name="drain")

@@ -61,7 +61,8 @@ class Leases:
         pause_s = self._sessions.lease_s / 3
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._news.wait()
             self._news.clear()
             runs = {run.node.id: run for run in self._runs}
             try:

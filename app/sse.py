@@ -132,7 +132,8 @@ class SseResponse(Response):
                 raise SlowReader(f"nothing was read for {self._send_timeout_s:g} s")
             if not writer.is_writing and writer.unchanged_s >= self._ping_interval_s:
                 try:
-                    await asyncio.wait_for(writer.write(PING), self._send_timeout_s)
+                    async with asyncio.timeout(self._send_timeout_s):
+                        await writer.write(PING)
                 except TimeoutError:
                     raise SlowReader(f"nothing was read for {self._send_timeout_s:g} s") from None
             limit_s = self._send_timeout_s if writer.is_writing else self._ping_interval_s

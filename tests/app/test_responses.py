@@ -652,6 +652,23 @@ async def test_a_renewal_on_its_way_does_not_bring_back_a_lease_that_is_given_up
         assert await gateway.sessions._redis.keys("*:o:*") == []
 
 
+async def test_no_renewal_goes_on_where_news_come_as_the_last_answer_ends(store):
+    async with running_gateway(store, lambda r: [b"a", Pause()]) as gateway, gateway.http() as http:
+        await create(http, background=True)
+        await gateway.engine.wait_paused()
+        leases = gateway.service.runs._leases
+        [run] = leases._runs
+        await leases.settle()
+        leases.look()
+        leases.release(run)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert "lease renewal" not in {task.get_name() for task in asyncio.all_tasks()}
+        leases.keep(run)
+        gateway.engine.release()
+        await gateway.wait_no_runs()
+
+
 PATTERNS = [
     {"guided_regex": "foo**"},
     {"guided_regex": "["},

@@ -127,7 +127,8 @@ async def cut_and_resume(gateways, https, rnd):
             async with https[at].stream("GET", url) as answer:
                 seen += await sse_events(answer, most)
         else:
-            async with gateways[at].socket() as ws:
+            # with a bounded queue the client would stop reading, and miss the end of the connection that it closes
+            async with gateways[at].socket(max_queue=None) as ws:
                 await send(ws, type="response.resume", response_id=response_id, starting_after=after)
                 while most and seen[-1]["type"] not in TERMINAL:
                     seen.append(await receive(ws))
